@@ -1,0 +1,117 @@
+"""Sessions of the project: ``nox -l`` lists them, ``nox -s NAME -- ARGS`` runs one.
+
+The sessions share two environments below ``.nox/``: ``light`` for what reads and writes text, ``full`` (with torch)
+for what runs attention. Each is installed once, and again when ``pyproject.toml`` or ``constraints.txt`` change.
+``nox --no-venv`` uses the interpreter that runs nox and installs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+from filelock import FileLock
+
+nox.needs_version = ">=2025.2.9"
+nox.options.error_on_missing_interpreters = True
+
+ROOT = Path(__file__).parent
+HEAVY = ("torch", "triton")
+
+
+@nox.session(python=False, tags=["matrix"])
+def gpu_matrix(session: nox.Session) -> None:
+    """Run the matrix of suite.toml over the GPUs of this host, or over its CPU cores where it has none."""
+    python = matrix_python(session)
+    session.run(python, "-m", "orchestrator", "run", "--tests", "generated_tests", *session.posargs)
+
+
+@nox.session(python=False, default=False, tags=["write"])
+def generate(session: nox.Session) -> None:
+    """Write everything that comes from suite.toml: tests, manifest, schema and tables."""
+    session.run(environment(session, "light"), "-m", "generator", "generate", *session.posargs)
+
+
+@nox.session(python=False, default=False, tags=["write"])
+def readme(session: nox.Session) -> None:
+    """Write the generated tables of README.md only."""
+    session.run(environment(session, "light"), "-m", "generator", "generate", "--only", "readme", *session.posargs)
+
+
+@nox.session(python=False, tags=["quality"])
+def check(session: nox.Session) -> None:
+    """Check suite.toml, and that the committed files are what it generates."""
+    session.run(environment(session, "light"), "-m", "generator", "check", *session.posargs)
+
+
+@nox.session(python=False, tags=["quality"])
+def tests(session: nox.Session) -> None:
+    """Run the tests of generator, orchestrator and kits."""
+    session.run(environment(session, "full"), "-m", "pytest", *(session.posargs or ["tests"]))
+
+
+@nox.session(python=False, tags=["quality"])
+def lint(session: nox.Session) -> None:
+    """Check formatting, lint rules and types; ``nox -s lint -- --fix`` repairs what can be repaired."""
+    python = environment(session, "light")
+    fix = "--fix" in session.posargs
+    session.run(python, "-m", "ruff", "check", *(["--fix"] if fix else []), ".")
+    session.run(python, "-m", "ruff", "format", *([] if fix else ["--diff"]), ".")
+    session.run(python, "-m", "mypy")
+
+
+def matrix_python(session: nox.Session) -> str:
+    """The interpreter for a session that runs attention.
+
+    On a host with a GPU that is the environment already there: the engine's own packages are what is tested.
+    """
+    if not has_gpu():
+        return environment(session, "full")
+    python = shutil.which("python") or sys.executable
+    session.log(f"this host has a GPU: running in the environment that is there ({python})")
+    return python
+
+
+def environment(session: nox.Session, name: str) -> str:
+    """The interpreter of the shared environment ``name``, made and installed where it is missing or out of date."""
+    if session._runner.global_config.force_venv_backend == "none":  # --no-venv; nox has no public name for it
+        return sys.executable
+    home = ROOT / ".nox" / name
+    python = home / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    stamp = home / "attnmatrix.stamp"
+    wanted = requirements(name)
+    state = hashlib.sha256("\n".join([sys.version, *wanted, read("constraints.txt")]).encode()).hexdigest()
+    home.parent.mkdir(exist_ok=True)
+    with FileLock(f"{home}.lock"):
+        if not (python.exists() and stamp.exists() and stamp.read_text() == state):
+            session.log(f"installing the environment {home.relative_to(ROOT)}")
+            session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(home))
+            session.run(str(python), "-m", "pip", "install", "--quiet", "-c", "constraints.txt", *wanted)
+            stamp.write_text(state)
+    return str(python)
+
+
+def requirements(name: str) -> list[str]:
+    """What pyproject.toml asks for; ``light`` leaves torch and Triton out."""
+    pyproject = nox.project.load_toml(ROOT / "pyproject.toml")
+    project = pyproject["project"]["dependencies"]
+    if name == "light":
+        return [item for item in project if not item.startswith(HEAVY)] + list(
+            nox.project.dependency_groups(pyproject, "lint")
+        )
+    return project + list(nox.project.dependency_groups(pyproject, "test"))
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU is visible, asked without importing torch or touching CUDA."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and Path("/dev/nvidiactl").exists()
+
+
+def read(name: str) -> str:
+    """The text of a file of this repository."""
+    return (ROOT / name).read_text(encoding="utf-8")
