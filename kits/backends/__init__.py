@@ -1,0 +1,22 @@
+"""Backends under test. ``load`` finds one by the dotted path that the spec gives."""
+
+from __future__ import annotations
+
+import importlib
+
+from kits.backends.base import Backend, Capabilities, Geometry
+from kits.errors import KitError
+
+__all__ = ["Backend", "Capabilities", "Geometry", "load"]
+
+
+def load(adapter: str) -> Backend:
+    """A new instance of ``package.module:Class``."""
+    module_name, _, class_name = adapter.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise KitError(f"adapter {adapter!r} of suite.toml cannot be loaded: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise KitError(f"adapter {adapter!r} is not a subclass of kits.backends.Backend")
+    return found()

@@ -1,0 +1,122 @@
+"""The backend protocol: what the suite asks of an attention backend, and what a backend says about itself.
+
+The split follows what engines do. ``prepare*`` is host-side work outside the graph (SGLang:
+``init_forward_metadata`` and ``init_forward_metadata_out_graph``; vLLM: ``build`` and
+``build_for_cudagraph_capture``); ``forward`` is what gets recorded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kits.batches import Batch
+from kits.layers import Layer
+from kits.pools import KVPool
+from kits.subtest import Model, Speculation
+
+FORWARD_MODES = ("EXTEND", "DECODE", "MIXED", "TARGET_VERIFY", "DRAFT_EXTEND", "DRAFT_EXTEND_V2")
+GRAPH_SUPPORT = ("always", "uniform_query", "single_token", "never")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a backend can do. The suite checks a cell against it before it runs, and never guesses."""
+
+    forward_modes: frozenset[str]
+    """Forward modes that ``prepare`` accepts."""
+    graph: str = "always"
+    """Which batches may be captured: ``always``, ``uniform_query``, ``single_token`` or ``never``."""
+    methods: frozenset[str] = frozenset({"dense"})
+    page_sizes: frozenset[int] | None = None
+    """Page sizes the kernels take; None for any."""
+    dtypes: frozenset[str] = frozenset({"float16", "bfloat16"})
+    topk: int = 1
+    """Largest topk of a verify tree or a draft."""
+    window: bool = False
+    sinks: bool = False
+    softcap: bool = False
+    kv_scales: bool = False
+    pad_seq_len: int = 1
+    """What the runner writes to ``seq_lens`` of padded rows (SGLang's ``get_cuda_graph_seq_len_fill_value``)."""
+    batch_invariant: bool = False
+    """A row's bits do not depend on the other rows."""
+    reads_tail: str | None = None
+    """Why the kernel loads the unwritten tail of a row's last page (with a reference); None where it does not."""
+    fills_at_capture: frozenset[str] = frozenset()
+    """Metadata fields that hold final values only from the first replay on; not looked at before."""
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """Everything about model, pool and engine limits that a backend may size its buffers by."""
+
+    model: Model
+    layers: tuple[Layer, ...]
+    pool: KVPool
+    page_size: int
+    device: torch.device
+    dtype: torch.dtype
+    speculation: Speculation | None
+
+
+class Backend(ABC):
+    """One implementation of an attention method.
+
+    One instance serves a whole subtest: eager batches and captured ones, in any order. ``prepare_replay`` must write
+    in place into what ``prepare_capture`` bound: the captured graph keeps those addresses.
+    """
+
+    capabilities: Capabilities
+
+    def open(
+        self, geometry: Geometry, *, max_rows: int, max_tokens: int, max_len: int, capture_sizes: Sequence[int]
+    ) -> None:
+        """Allocate persistent buffers. ``max_rows``, ``max_tokens`` and ``max_len`` bound every later batch."""
+        self.geometry = geometry
+        self.pool = geometry.pool
+        self.device = geometry.device
+        self.max_rows = max_rows
+        self.max_tokens = max_tokens
+        self.max_len = max_len
+        self.capture_sizes = tuple(capture_sizes)
+
+    @abstractmethod
+    def prepare(self, batch: Batch) -> None:
+        """Build metadata for an eager forward of ``batch``."""
+
+    def prepare_capture(self, batch: Batch) -> None:
+        """Bind metadata for capturing ``batch.batch_size`` rows; called before the warm-ups and before the capture."""
+        raise NotImplementedError(f"{type(self).__name__} captures no graph")
+
+    def prepare_replay(self, batch: Batch) -> None:
+        """Refresh, in place, what the graph captured at ``batch.batch_size`` reads."""
+        raise NotImplementedError(f"{type(self).__name__} captures no graph")
+
+    @abstractmethod
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        """Attention of one layer; writes k and v into the pool unless ``batch.save_kv`` is False.
+
+        Args:
+            q: ``(T, q_heads, head_dim)``.
+            k: ``(T, kv_heads, head_dim)``.
+            v: ``(T, kv_heads, v_head_dim)``.
+
+        Returns:
+            ``(T, q_heads, v_head_dim)`` in q's dtype.
+        """
+
+    def advance_draft(self, step: int) -> None:
+        """Switch to the metadata of draft step ``step`` inside one multi-step graph."""
+        raise NotImplementedError(f"{type(self).__name__} drafts no further steps")
+
+    @abstractmethod
+    def metadata(self) -> dict[str, Any]:
+        """The current metadata by their field names in the engines (``kv_indptr``, ``page_table``, ...)."""
+
+    def close(self) -> None:
+        """Release what ``open`` allocated."""

@@ -1,0 +1,40 @@
+"""How adapters translate the pool's request table into a kernel's layout. Host-side work, outside any graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kits.batches import Batch
+from kits.pools import KVGroup
+
+
+def scratch(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A persistent buffer full of garbage, as freshly allocated device memory is: never count on zeros."""
+    garbage = 0x2AAAAAAA if dtype in (torch.int32, torch.int64) else float("nan")
+    return torch.full(shape, garbage, dtype=dtype, device=device)
+
+
+def indptr(lens: torch.Tensor) -> torch.Tensor:
+    """int32 ``(B + 1,)``: 0, then the running sum of ``lens``."""
+    ends = torch.cumsum(lens, dim=0, dtype=torch.int32)
+    return torch.cat([torch.zeros(1, dtype=torch.int32, device=lens.device), ends])
+
+
+def gather_slots(group: KVGroup, batch: Batch, starts: Sequence[int], ends: Sequence[int]) -> torch.Tensor:
+    """int32: the slots of positions ``starts[r]..ends[r]`` of each row, rows one after the other."""
+    table = group.req_to_token[batch.req_pool_indices]
+    pieces = [table[row, start:end] for row, (start, end) in enumerate(zip(starts, ends, strict=True)) if end > start]
+    if not pieces:
+        return torch.empty(0, dtype=torch.int32, device=table.device)
+    return torch.cat(pieces)
+
+
+def page_rows(group: KVGroup, batch: Batch, columns: int) -> torch.Tensor:
+    """int32 ``(B, columns)``: the page of every ``page_size``-th position of each row.
+
+    A page table can only say this much: slots within a page must follow one another.
+    """
+    table = group.req_to_token[batch.req_pool_indices]
+    return table[:, : columns * group.page_size : group.page_size] // group.page_size

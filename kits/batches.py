@@ -1,0 +1,157 @@
+"""The batch an engine hands to a backend, for one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kits.graphs import host_tensor
+from kits.pools import KVPool
+from kits.subtest import Speculation
+from kits.world import Request
+
+
+@dataclass(eq=False)
+class SpecInfo:
+    """What speculative decoding adds to a batch.
+
+    ``custom_mask`` is bool, flat: per request ``(draft_tokens, prefix + draft_tokens)`` row-major, requests one after
+    the other, as SGLang's verify input has it. ``extend_seq_lens`` (int32 ``(B,)``) and its host list are the
+    accepted-token counts of a draft extend.
+    """
+
+    kind: str
+    topk: int
+    draft_tokens: int
+    steps: int
+    custom_mask: torch.Tensor | None = None
+    extend_seq_lens: torch.Tensor | None = None
+    extend_seq_lens_cpu: list[int] = field(default_factory=list)
+    step: int = 0
+
+
+@dataclass(eq=False)
+class Batch:
+    """B requests with T new tokens, as SGLang's ``ForwardBatch`` and vLLM's ``CommonAttentionMetadata`` describe them.
+
+    A backend sees no difference between live and padded rows. Device tensors: ``req_pool_indices`` int64 ``(B,)``,
+    ``seq_lens`` int32 ``(B,)``, ``extend_seq_lens`` int32 ``(B,)`` (new tokens per row; None for DECODE), ``positions``
+    and ``input_ids`` int64 ``(T,)``, ``out_cache_loc[group]`` int64 ``(T,)``. Host mirrors: ``seq_lens_cpu``,
+    ``seq_lens_sum``, ``extend_seq_lens_cpu``.
+
+    What ``seq_lens`` means is the cell's ``seq_lens`` convention. Production has: EXTEND, DECODE, DRAFT_EXTEND and
+    DRAFT_EXTEND_V2 ``total``, TARGET_VERIFY ``prefix``.
+    """
+
+    mode: str
+    pool: KVPool
+    batch_size: int
+    num_tokens: int
+    req_pool_indices: torch.Tensor
+    seq_lens: torch.Tensor
+    seq_lens_cpu: torch.Tensor
+    seq_lens_sum: int
+    extend_seq_lens: torch.Tensor | None
+    extend_seq_lens_cpu: list[int] | None
+    positions: torch.Tensor
+    input_ids: torch.Tensor
+    out_cache_loc: dict[str, torch.Tensor]
+    spec_info: SpecInfo | None = None
+    save_kv: bool = True
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Host-side values of a batch's rows, from which eager batches and graph buffers are filled alike."""
+
+    req_pool_indices: list[int]
+    seq_lens: list[int]
+    extend_seq_lens: list[int]
+    positions: list[int]
+    out_cache_loc: dict[str, torch.Tensor]
+    custom_mask: torch.Tensor | None
+
+
+def describe_rows(requests: Sequence[Request], convention: str, speculation: Speculation | None, mode: str) -> Rows:
+    """Rows of ``requests``; ``convention`` is ``prefix`` or ``total`` and says what ``seq_lens`` counts."""
+    positions: list[int] = []
+    for request in requests:
+        if mode == "TARGET_VERIFY" and speculation is not None:
+            depths = tree_rows(speculation).sum(dim=1) - 1
+            positions += [request.prefix_len + depth for depth in depths.tolist()]
+        else:
+            positions += range(request.prefix_len, request.total_len)
+    groups = requests[0].slots
+    return Rows(
+        req_pool_indices=[request.index for request in requests],
+        seq_lens=[request.prefix_len if convention == "prefix" else request.total_len for request in requests],
+        extend_seq_lens=[request.extend_len for request in requests],
+        positions=positions,
+        out_cache_loc={
+            name: torch.cat([request.slots[name][request.prefix_len :] for request in requests]) for name in groups
+        },
+        custom_mask=verify_mask(requests, speculation) if mode == "TARGET_VERIFY" and speculation else None,
+    )
+
+
+def tree_rows(speculation: Speculation) -> torch.Tensor:
+    """Bool ``(draft, draft)``: which draft tokens each draft token sees, filled from the parents row by row."""
+    rows = torch.zeros(speculation.draft_tokens, speculation.draft_tokens, dtype=torch.bool)
+    for token, parent in enumerate(speculation.parents):
+        if parent >= 0:
+            rows[token] = rows[parent]
+        rows[token, token] = True
+    return rows
+
+
+def verify_mask(requests: Sequence[Request], speculation: Speculation) -> torch.Tensor:
+    """The flat custom mask of a verify batch: the producer's side of the contract, not the reference's."""
+    tree = tree_rows(speculation)
+    return torch.cat(
+        [
+            torch.cat([torch.ones(len(tree), request.prefix_len, dtype=torch.bool), tree], dim=1).flatten()
+            for request in requests
+        ]
+    )
+
+
+def eager_batch(
+    pool: KVPool, rows: Rows, mode: str, speculation: Speculation | None, *, save_kv: bool = True
+) -> Batch:
+    """A batch of exactly these rows, in tensors of its own."""
+    device = pool.device
+
+    def upload(values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    extend = None if mode == "DECODE" else upload(rows.extend_seq_lens, torch.int32)
+    spec_info = None
+    if speculation is not None:
+        spec_info = SpecInfo(
+            kind=speculation.kind,
+            topk=speculation.topk,
+            draft_tokens=speculation.draft_tokens,
+            steps=speculation.steps,
+            custom_mask=None if rows.custom_mask is None else rows.custom_mask.to(device),
+            extend_seq_lens=upload(rows.extend_seq_lens, torch.int32),
+            extend_seq_lens_cpu=list(rows.extend_seq_lens),
+        )
+    return Batch(
+        mode=mode,
+        pool=pool,
+        batch_size=len(rows.seq_lens),
+        num_tokens=len(rows.positions),
+        req_pool_indices=upload(rows.req_pool_indices, torch.int64),
+        seq_lens=upload(rows.seq_lens, torch.int32),
+        seq_lens_cpu=host_tensor(rows.seq_lens, torch.int32),
+        seq_lens_sum=sum(rows.seq_lens),
+        extend_seq_lens=extend,
+        extend_seq_lens_cpu=None if mode == "DECODE" else list(rows.extend_seq_lens),
+        positions=upload(rows.positions, torch.int64),
+        input_ids=upload([7 + position for position in rows.positions], torch.int64),
+        out_cache_loc=dict(rows.out_cache_loc),
+        spec_info=spec_info,
+        save_kv=save_kv,
+    )

@@ -1,0 +1,57 @@
+"""Which keys a query may see. Each rule is stated once, here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def causal_mask(prefix: int, extend: int, window: int | None) -> torch.Tensor:
+    """Bool ``(extend, prefix + extend)``: query ``i`` stands at position ``prefix + i`` and sees itself and the past.
+
+    With a window, it sees the last ``window`` positions, its own included (Hugging Face's ``sliding_window``).
+    """
+    return _within(torch.arange(prefix, prefix + extend), prefix + extend, window)
+
+
+def _within(positions: torch.Tensor, keys: int, window: int | None) -> torch.Tensor:
+    distance = positions[:, None] - torch.arange(keys)[None, :]
+    allowed = distance >= 0
+    return allowed if window is None else allowed & (distance < window)
+
+
+def tree_mask(prefix: int, parents: Sequence[int], window: int | None) -> torch.Tensor:
+    """Bool ``(draft, prefix + draft)`` of a verify tree: a draft token sees the prefix, its ancestors and itself.
+
+    A draft token stands at position ``prefix + depth``; the window counts positions, so siblings share it.
+    """
+    depths = depths_of(parents)
+    draft = len(parents)
+    allowed = torch.zeros(draft, prefix + draft, dtype=torch.bool)
+    for token in range(draft):
+        allowed[token, :prefix] = True
+        ancestor = token
+        while ancestor >= 0:
+            allowed[token, prefix + ancestor] = True
+            ancestor = parents[ancestor]
+    if window is not None:
+        key_positions = torch.cat([torch.arange(prefix), prefix + torch.tensor(depths)])
+        distance = (prefix + torch.tensor(depths))[:, None] - key_positions[None, :]
+        allowed &= distance < window
+    return allowed
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Depth of each tree token; a root (parent -1) has depth 0. A parent must come before its children."""
+    depths: list[int] = []
+    for token, parent in enumerate(parents):
+        if parent >= token:
+            raise ValueError(f"tree token {token} has parent {parent}, which does not come before it")
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
+def branch_mask(prefix: int, own: int, window: int | None) -> torch.Tensor:
+    """Bool ``(1, prefix + own)``: a draft step's query sees the prefix and the ``own`` tokens of its branch."""
+    return _within(torch.tensor([prefix + own - 1]), prefix + own, window)

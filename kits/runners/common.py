@@ -1,0 +1,227 @@
+"""What every runner mode shares: the fixture, the eager forward, the comparison, KV integrity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kits import reference
+from kits.backends.base import Backend, Geometry
+from kits.batches import describe_rows, eager_batch
+from kits.compare import difference, require_close
+from kits.errors import KitError, KVIntegrityError, MismatchError
+from kits.invariants import check_metadata
+from kits.layers import Layer
+from kits.record import Record
+from kits.subtest import Speculation, Subtest
+from kits.world import Request, World
+
+RESERVED_SLOTS = 1
+"""Slots at the start of the pool that padding may write: slot 0."""
+
+
+class SubtestRun:
+    """One subtest under way: its backend, its world, its record."""
+
+    def __init__(self, subtest: Subtest, backend: Backend, device: torch.device, notes: Record) -> None:
+        self.subtest, self.backend, self.device, self.notes = subtest, backend, device, notes
+        self.case, self.mode = subtest.case, subtest.case.mode
+        self.speculation: Speculation | None = subtest.case.speculation
+        self._require_capable()
+        self.mismatches: list[MismatchError] = []
+
+    def _require_capable(self) -> None:
+        """A cell the backend cannot run is a mistake of the spec, never a silent skip."""
+        can, model, case = self.backend.capabilities, self.subtest.model, self.case
+        missing = []
+        if model.method not in can.methods:
+            missing.append(f"method {model.method}")
+        if case.mode not in can.forward_modes:
+            missing.append(f"forward mode {case.mode}")
+        if can.page_sizes is not None and case.page_size not in can.page_sizes:
+            missing.append(f"page size {case.page_size}")
+        if model.dtype not in can.dtypes:
+            missing.append(f"dtype {model.dtype}")
+        if self.speculation is not None and self.speculation.topk > can.topk:
+            missing.append(f"topk {self.speculation.topk}")
+        if model.window is not None and not can.window:
+            missing.append("sliding window")
+        if model.sinks and not can.sinks:
+            missing.append("sinks")
+        if model.softcap and not can.softcap:
+            missing.append("softcap")
+        if (model.k_scale, model.v_scale) != (1.0, 1.0) and not can.kv_scales:
+            missing.append("K and V scales")
+        if self.subtest.runner != "eager" and can.graph == "never":
+            missing.append(f"runner mode {self.subtest.runner} (it supports no graph)")
+        if missing:
+            raise KitError(
+                f"{self.subtest.id}: {type(self.backend).__name__} does not support {', '.join(missing)}; "
+                "correct the cell in suite.toml or the backend's capabilities"
+            )
+
+    def open(self, *, max_rows: int, max_tokens: int, max_len: int, live_rows: int, sizes: Sequence[int] = ()) -> None:
+        """Build the world for at most ``live_rows`` requests at a time, and open the backend on it."""
+        page_size = self.case.page_size
+        with self.notes.phase("fixture"):
+            self.world = World(
+                self.subtest,
+                self.device,
+                max_len=max_len,
+                pages=2 + (live_rows + 4) * -(-max_len // page_size),
+                requests=2 + live_rows + 4,
+                reads_tail=self.backend.capabilities.reads_tail is not None,
+            )
+            geometry = Geometry(
+                model=self.subtest.model,
+                layers=self.world.layers,
+                pool=self.world.pool,
+                page_size=page_size,
+                device=self.device,
+                dtype=self.world.dtype,
+                speculation=self.speculation,
+            )
+            self.backend.open(
+                geometry, max_rows=max_rows, max_tokens=max_tokens, max_len=max_len, capture_sizes=sizes
+            )
+
+    def expected(self, requests: Sequence[Request], layer: Layer, mode: str) -> torch.Tensor:
+        """The reference's answer for the new tokens of ``requests``: float32 ``(tokens, q_heads, v_head_dim)``."""
+        rows = []
+        for request in requests:
+            if mode == "TARGET_VERIFY" and self.speculation is not None:
+                allowed = reference.tree_mask(request.prefix_len, self.speculation.parents, layer.window)
+            else:
+                allowed = reference.causal_mask(request.prefix_len, request.extend_len, layer.window)
+            rows.append(
+                reference.attention(
+                    request.q[layer.index],
+                    request.k[layer.index],
+                    request.v[layer.index],
+                    allowed.to(self.device),
+                    scale=layer.scale,
+                    softcap=layer.softcap,
+                    sinks=layer.sinks,
+                )
+            )
+        return torch.cat(rows)
+
+    def forward_eagerly(
+        self, requests: Sequence[Request], mode: str, convention: str, speculation: Speculation | None
+    ) -> list[torch.Tensor]:
+        """One eager forward of exactly ``requests``; metadata and the pool are checked as in a replay."""
+        batch = eager_batch(
+            self.world.pool, describe_rows(requests, convention, speculation, mode), mode, speculation
+        )
+        self.backend.prepare(batch)
+        check_metadata(self.backend.metadata(), batch, requests)
+        before = self.snapshot()
+        outputs = []
+        for layer in self.world.layers:
+            q = torch.cat([request.q[layer.index] for request in requests])
+            k = torch.cat([request.k[layer.index][request.prefix_len :] for request in requests])
+            v = torch.cat([request.v[layer.index][request.prefix_len :] for request in requests])
+            outputs.append(self.backend.forward(q, k, v, layer, batch))
+        self.check_kv_integrity(before, requests, what=f"eager {mode}")
+        return outputs
+
+    def snapshot(self) -> dict[str, dict[str, torch.Tensor]]:
+        return {name: group.snapshot() for name, group in self.world.pool.groups.items()}
+
+    def check_kv_integrity(
+        self,
+        before: dict[str, dict[str, torch.Tensor]],
+        requests: Sequence[Request],
+        *,
+        padded: Sequence[Request] = (),
+        writes: bool = True,
+        what: str,
+    ) -> None:
+        """The pool, as raw bits, changed only in the batch's own write set and the reserved slot; and there it holds
+        the new keys and values of ``requests``.
+
+        The write set comes from the requests, not from the batch: a stale ``out_cache_loc`` must not excuse itself.
+        """
+        for name, group in self.world.pool.groups.items():
+            allowed = {slot for slot in range(RESERVED_SLOTS)}
+            for request in (*requests, *padded) if writes else ():
+                allowed.update(request.slots[name][request.prefix_len :].tolist())
+            for buffer, slots in group.changed_slots(before[name]).items():
+                foreign = [slot for slot in slots.tolist() if slot not in allowed]
+                if foreign:
+                    raise KVIntegrityError(
+                        f"{what}: {buffer} of KV group {name} changed in {len(foreign)} slot(s) outside the batch's "
+                        f"write set, first {self._owner_of(name, foreign[0])}"
+                    )
+            if not torch.equal(group.req_to_token, before[name]["req_to_token"]):
+                raise KVIntegrityError(f"{what}: req_to_token of KV group {name} was written to")
+        if writes:
+            self._check_own_writes(requests, what)
+
+    def _check_own_writes(self, requests: Sequence[Request], what: str) -> None:
+        for layer in self.world.layers:
+            group = self.world.pool.groups[layer.group]
+            for row, request in enumerate(requests):
+                slots = request.slots[layer.group][request.prefix_len :]
+                for label, buffer, new, scale in (
+                    ("k", group.k, request.k, layer.k_scale),
+                    ("v", group.v, request.v, layer.v_scale),
+                ):
+                    stored = buffer[layer.index][slots].float() * scale
+                    wanted = new[layer.index][request.prefix_len :].float()
+                    if not torch.allclose(stored, wanted, atol=1e-2, rtol=2e-2, equal_nan=True):
+                        raise KVIntegrityError(
+                            f"{what}: row {row}, {label} of layer {layer.index}: the write slots "
+                            f"{slots.tolist()} do not hold the new tokens"
+                        )
+
+    def _owner_of(self, group_name: str, slot: int) -> str:
+        group = self.world.pool.groups[group_name]
+        if not 0 <= slot < group.num_slots:
+            return f"slot {slot} in the guard zone of a pool of {group.num_slots}"
+        page = slot // group.page_size
+        if page in self.world.bystander.pages[group_name]:
+            return f"slot {slot}, which a live request outside the batch owns"
+        return f"slot {slot} of page {page}"
+
+    def compare(self, what: str, outputs: Sequence[torch.Tensor], requests: Sequence[Request], mode: str) -> None:
+        """Compare real rows with the reference; a mismatch is kept, so that later legs still run."""
+        with self.notes.phase("reference"):
+            wanted = [self.expected(requests, layer, mode) for layer in self.world.layers]
+        self.compare_with(what, outputs, wanted, [request.extend_len for request in requests])
+
+    def compare_with(
+        self, what: str, outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], row_lens: Sequence[int]
+    ) -> None:
+        """As ``compare``, with given expected values per layer."""
+        with self.notes.phase("compare"):
+            for layer, out, right in zip(self.world.layers, outputs, wanted, strict=True):
+                label = f"{what}, layer {layer.index} ({layer.group})"
+                left, right = self._project(layer, out), self._project(layer, right)
+                found = difference(left, right, self.subtest.tolerance, row_lens)
+                self.notes.note_difference(found.margin, found.max_abs)
+                try:
+                    require_close(label, found, self.subtest.tolerance)
+                except MismatchError as mismatch:
+                    self.mismatches.append(mismatch)
+
+    def _project(self, layer: Layer, out: torch.Tensor) -> torch.Tensor:
+        if self.world.projections is None:
+            return out
+        projected: torch.Tensor = self.world.projections.output[layer.index](out.float().flatten(1))
+        return projected
+
+    def finish(self) -> None:
+        """Raise what the comparisons found: the first mismatch, with the worst figures of all of them."""
+        if not self.mismatches:
+            return
+        first = self.mismatches[0]
+        more = "".join(f"\nalso: {mismatch}" for mismatch in self.mismatches[1:6])
+        raise MismatchError(
+            f"{first}{more}",
+            max_abs=max(mismatch.max_abs for mismatch in self.mismatches),
+            wrong=max(mismatch.wrong for mismatch in self.mismatches),
+            margin=max(mismatch.margin for mismatch in self.mismatches),
+            row=first.row,
+        )

@@ -1,0 +1,169 @@
+"""Runner mode ``cuda_graph``: capture for real, replay a plan for real, and look at everything a replay can spoil."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from kits.compare import difference
+from kits.errors import NeighbourError, NothingReplayedError
+from kits.invariants import check_metadata
+from kits.runners.common import SubtestRun
+from kits.runners.graph import GraphRunner
+from kits.runners.plan import ReplayPlan, Step, make_plan
+from kits.world import Request
+
+
+def run_cuda_graph(run: SubtestRun) -> None:
+    """Eager leg, captures largest first, the replay plan with eager batches between, neighbour independence."""
+    GraphSubtest(run).run()
+
+
+class GraphSubtest:
+    """The lifecycle of one graph subtest."""
+
+    def __init__(self, run: SubtestRun) -> None:
+        self.suite = run
+        self.convention, self.speculation = run.subtest.seq_lens, run.speculation
+        self.plan: ReplayPlan = make_plan(run.case, run.subtest.multiplier, random.Random(run.subtest.seed))
+
+    def run(self) -> None:
+        suite, plan = self.suite, self.plan
+        pads = plan.max_rows - len(suite.case.prefix_lens)
+        suite.open(
+            max_rows=plan.max_rows,
+            max_tokens=plan.max_rows * plan.tokens_per_row,
+            max_len=plan.max_len + suite.case.page_size,
+            live_rows=plan.max_rows + pads,
+            sizes=[size for size, _ in plan.captures],
+        )
+        small = [(1 + row % 3, plan.tokens_per_row) for row in range(pads)]
+        self.pad_requests = suite.world.add_requests(small) if suite.subtest.pad_style == "small_real" else []
+        self.runner = GraphRunner(
+            suite.world,
+            suite.backend,
+            mode=suite.mode,
+            convention=self.convention,
+            speculation=self.speculation,
+            tokens_per_row=plan.tokens_per_row,
+            max_rows=plan.max_rows,
+            pad_style=suite.subtest.pad_style or "prod_fill",
+            pad_requests=self.pad_requests,
+        )
+        own = suite.world.add_requests(plan.steps[0].lens)
+        eager = self._eager_leg(own)
+        self._capture_all()
+        for position, step in enumerate(plan.steps):
+            first, last = position == 0, position == len(plan.steps) - 1
+            requests = own if first else suite.world.add_requests(step.lens)
+            outputs = self._replay(step, requests)
+            if first:
+                suite.compare_with(
+                    "replay of own against the eager leg", outputs, eager, [r.extend_len for r in requests]
+                )
+            if last:
+                self._check_neighbours(step, requests, outputs)
+            else:
+                suite.world.free(requests)
+                self._interlude()
+        self._require_replayed()
+        suite.finish()
+
+    def _eager_leg(self, own: Sequence[Request]) -> list[torch.Tensor]:
+        suite = self.suite
+        with suite.notes.phase("eager"):
+            outputs = suite.forward_eagerly(own, suite.mode, self.convention, self.speculation)
+        suite.compare("eager leg", outputs, own, suite.mode)
+        suite.world.forget_new_tokens(own)
+        return outputs
+
+    def _capture_all(self) -> None:
+        """Capture each size on other requests than any replay has, then free them."""
+        suite = self.suite
+        with suite.notes.phase("capture"):
+            for size, lens in self.plan.captures:
+                requests = suite.world.add_requests(lens)
+                self.runner.capture(size, requests)
+                suite.notes.captures += self.runner.captured[size].graph.captures
+                suite.world.free(requests)
+
+    def _replay(self, step: Step, requests: Sequence[Request]) -> list[torch.Tensor]:
+        suite = self.suite
+        what = f"replay of {step.name} ({len(requests)} rows padded to {step.size})"
+        outputs = self._replay_checked(what, step.size, requests, requests)
+        suite.compare(what, outputs, requests, suite.mode)
+        return outputs
+
+    def _replay_checked(
+        self, what: str, size: int, requests: Sequence[Request], owners: Sequence[Request]
+    ) -> list[torch.Tensor]:
+        """Prepare, check metadata and pointers, replay, check the pool."""
+        suite = self.suite
+        with suite.notes.phase("prepare"):
+            captured = self.runner.prepare(size, requests)
+        with suite.notes.phase("invariants"):
+            check_metadata(suite.backend.metadata(), captured.batch, owners)
+            captured.guard.check()
+            before = suite.snapshot()
+        with suite.notes.phase("replay"):
+            outputs = self.runner.run(captured, sum(request.extend_len for request in requests))
+        with suite.notes.phase("integrity"):
+            padded = self.pad_requests[: size - len(requests)]
+            suite.check_kv_integrity(before, requests, padded=padded, what=what)
+        return outputs
+
+    def _interlude(self) -> None:
+        """An eager batch of other requests on the same instance, between two replays."""
+        suite = self.suite
+        mode = "EXTEND" if "EXTEND" in suite.backend.capabilities.forward_modes else "DECODE"
+        requests = suite.world.add_requests([(3, 2), (0, 4)] if mode == "EXTEND" else [(3, 1), (6, 1)])
+        with suite.notes.phase("eager"):
+            outputs = suite.forward_eagerly(requests, mode, "total", None)
+        suite.compare(f"eager {mode} between replays", outputs, requests, mode)
+        suite.world.free(requests)
+
+    def _check_neighbours(self, step: Step, requests: Sequence[Request], outputs: Sequence[torch.Tensor]) -> None:
+        """The same graph and one same row, all other rows of other lengths and NaN: the row must not change."""
+        suite = self.suite
+        if len(requests) < 2:
+            return
+        kept = suite.world.rng.randrange(len(requests))
+        others = [request for row, request in enumerate(requests) if row != kept]
+        suite.world.free(others)
+        strangers = suite.world.add_requests(self.plan.neighbours[: len(others)])
+        for stranger in strangers:
+            suite.world.poison_history(stranger)
+            for layer in suite.world.layers:
+                for values in (stranger.q, stranger.k, stranger.v):
+                    values[layer.index] = torch.full_like(values[layer.index], float("nan"))
+        rows = [*strangers[:kept], requests[kept], *strangers[kept:]]
+        what = f"replay of {step.name} with row {kept} kept and its neighbours replaced"
+        replaced = self._replay_checked(what, step.size, rows, rows)
+        start = sum(request.extend_len for request in requests[:kept])
+        moved = sum(request.extend_len for request in rows[:kept])
+        count = requests[kept].extend_len
+        for layer, before, after in zip(suite.world.layers, outputs, replaced, strict=True):
+            self._require_same(kept, layer.index, before[start : start + count], after[moved : moved + count])
+
+    def _require_same(self, row: int, layer: int, before: torch.Tensor, after: torch.Tensor) -> None:
+        tolerance = self.suite.subtest.tolerance
+        found = difference(after, before, tolerance, [len(before)])
+        exact = self.suite.backend.capabilities.batch_invariant
+        if (exact and not torch.equal(before, after)) or found.margin > 1:
+            rule = "bit for bit (the backend says batch_invariant)" if exact else "within tolerance"
+            raise NeighbourError(
+                f"row {row}, layer {layer} must not depend on its neighbours {rule}, but changed by up to "
+                f"{found.max_abs:.4g} (margin {found.margin:.3g}) when they were replaced"
+            )
+
+    def _require_replayed(self) -> None:
+        notes = self.suite.notes
+        notes.replays = sum(captured.graph.replays for captured in self.runner.captured.values())
+        planned = len(self.plan.steps) + (len(self.suite.case.prefix_lens) > 1)
+        if notes.replays != planned or notes.captures != len(self.plan.captures):
+            raise NothingReplayedError(
+                f"{notes.captures} captures and {notes.replays} replays happened, {len(self.plan.captures)} and "
+                f"{planned} were planned: something ran eagerly instead"
+            )

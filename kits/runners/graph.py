@@ -1,0 +1,211 @@
+"""A graph runner as engines have it: static buffers, one captured graph per batch size, padding, in-place refresh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kits.backends.base import Backend
+from kits.backends.paging import scratch
+from kits.batches import Batch, Rows, SpecInfo, describe_rows
+from kits.graphs import PointerGuard, host_tensor, new_graph
+from kits.padding import scratch_row
+from kits.subtest import Speculation
+from kits.world import Request, World
+
+
+@dataclass
+class CapturedGraph:
+    """One captured batch size."""
+
+    graph: object
+    batch: Batch
+    guard: PointerGuard
+
+
+class GraphRunner:
+    """Captures ``tokens_per_row`` new tokens for each of ``size`` rows, and replays smaller batches padded to it.
+
+    Buffers hold garbage until written. ``q``, ``k``, ``v`` and ``out`` are per layer ``(tokens, heads, dim)``.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        backend: Backend,
+        *,
+        mode: str,
+        convention: str,
+        speculation: Speculation | None,
+        tokens_per_row: int,
+        max_rows: int,
+        pad_style: str,
+        pad_requests: Sequence[Request],
+    ) -> None:
+        self.world, self.backend = world, backend
+        self.mode, self.convention, self.speculation = mode, convention, speculation
+        self.tokens_per_row, self.pad_style = tokens_per_row, pad_style
+        self.pad_requests = list(pad_requests)
+        device, tokens, dtype = world.device, max_rows * tokens_per_row, world.dtype
+
+        def buffer(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return scratch(*shape, dtype=dtype, device=device)
+
+        self.buffers: dict[str, torch.Tensor] = {
+            "req_pool_indices": buffer(max_rows, dtype=torch.int64),
+            "seq_lens": buffer(max_rows, dtype=torch.int32),
+            "extend_seq_lens": buffer(max_rows, dtype=torch.int32),
+            "positions": buffer(tokens, dtype=torch.int64),
+            "input_ids": buffer(tokens, dtype=torch.int64),
+        }
+        if mode == "TARGET_VERIFY":
+            # A bool buffer has no garbage of its own: True everywhere lets a misplaced row see too much.
+            self.buffers["custom_mask"] = torch.ones(tokens * world.max_len, dtype=torch.bool, device=device)
+        for group in world.pool.groups:
+            self.buffers[f"out_cache_loc.{group}"] = buffer(tokens, dtype=torch.int64)
+        for layer in world.layers:
+            self.buffers[f"q.{layer.index}"] = buffer(tokens, layer.q_heads, layer.head_dim, dtype=dtype)
+            self.buffers[f"k.{layer.index}"] = buffer(tokens, layer.kv_heads, layer.head_dim, dtype=dtype)
+            self.buffers[f"v.{layer.index}"] = buffer(tokens, layer.kv_heads, layer.v_head_dim, dtype=dtype)
+            self.buffers[f"out.{layer.index}"] = buffer(tokens, layer.q_heads, layer.v_head_dim, dtype=dtype)
+        self.captured: dict[int, CapturedGraph] = {}
+        self.eager_fallbacks = 0
+
+    def capture(self, size: int, requests: Sequence[Request], *, warm_ups: int = 2) -> None:
+        """Warm up ``warm_ups`` times, then capture ``size`` rows on the data of ``requests``."""
+        batch = self._static_batch(size)
+        self.load(batch, requests)
+        self.backend.prepare_capture(batch)
+        for _ in range(warm_ups):
+            self._forward(batch)
+        graph = new_graph(self.world.device)
+        self.backend.prepare_capture(batch)
+        with graph.capture():
+            self._forward(batch)
+        guard = PointerGuard(graph, {"backend": self.backend, "buffers": self.buffers, "batch": batch})
+        self.captured[size] = CapturedGraph(graph, batch, guard)
+
+    def _static_batch(self, size: int) -> Batch:
+        tokens, buffers, decode = size * self.tokens_per_row, self.buffers, self.mode == "DECODE"
+        spec_info = None
+        if self.speculation is not None:
+            spec_info = SpecInfo(
+                kind=self.speculation.kind,
+                topk=self.speculation.topk,
+                draft_tokens=self.speculation.draft_tokens,
+                steps=self.speculation.steps,
+                custom_mask=buffers.get("custom_mask"),
+                extend_seq_lens=buffers["extend_seq_lens"][:size],
+            )
+        return Batch(
+            mode=self.mode,
+            pool=self.world.pool,
+            batch_size=size,
+            num_tokens=tokens,
+            req_pool_indices=buffers["req_pool_indices"][:size],
+            seq_lens=buffers["seq_lens"][:size],
+            seq_lens_cpu=host_tensor([0] * size, torch.int32),
+            seq_lens_sum=0,
+            extend_seq_lens=None if decode else buffers["extend_seq_lens"][:size],
+            extend_seq_lens_cpu=None if decode else [self.tokens_per_row] * size,
+            positions=buffers["positions"][:tokens],
+            input_ids=buffers["input_ids"][:tokens],
+            out_cache_loc={name: buffers[f"out_cache_loc.{name}"][:tokens] for name in self.world.pool.groups},
+            spec_info=spec_info,
+        )
+
+    def _forward(self, batch: Batch) -> None:
+        tokens = batch.num_tokens
+        for layer in self.world.layers:
+            q, k, v, out = (self.buffers[f"{name}.{layer.index}"][:tokens] for name in ("q", "k", "v", "out"))
+            out.copy_(self.backend.forward(q, k, v, layer, batch))
+
+    def load(self, batch: Batch, requests: Sequence[Request]) -> None:
+        """Copy the live rows into the static buffers, pad the rest in the runner's style, refresh host mirrors."""
+        live = describe_rows(requests, self.convention, self.speculation, self.mode)
+        count = batch.batch_size - len(requests)
+        if self.pad_style == "small_real" and count:
+            padded = describe_rows(self.pad_requests[:count], self.convention, self.speculation, self.mode)
+            self._store(batch, _joined(live, padded))
+        else:
+            self._store(batch, live)
+            if count:
+                self._fill_scratch_rows(batch, live)
+        self._refresh_host_mirrors(batch)
+        self._load_values(batch, requests)
+
+    def _store(self, batch: Batch, rows: Rows) -> None:
+        """Write ``rows`` to the front of the static buffers."""
+        device, buffers, count = self.world.device, self.buffers, len(rows.seq_lens)
+        tokens = len(rows.positions)
+
+        def put(name: str, values: Sequence[int]) -> None:
+            buffers[name][: len(values)] = torch.tensor(values, dtype=buffers[name].dtype, device=device)
+
+        put("req_pool_indices", rows.req_pool_indices)
+        put("seq_lens", rows.seq_lens)
+        put("extend_seq_lens", rows.extend_seq_lens)
+        put("positions", rows.positions)
+        put("input_ids", [7 + position for position in rows.positions])
+        for name, slots in rows.out_cache_loc.items():
+            buffers[f"out_cache_loc.{name}"][:tokens] = slots
+        if rows.custom_mask is not None:
+            buffers["custom_mask"][: len(rows.custom_mask)] = rows.custom_mask.to(device)
+
+    def _fill_scratch_rows(self, batch: Batch, live: Rows) -> None:
+        rows, tokens, buffers = len(live.seq_lens), len(live.positions), self.buffers
+        pad = scratch_row(self.pad_style, self.backend.capabilities.pad_seq_len, self.tokens_per_row)
+        buffers["req_pool_indices"][rows : batch.batch_size] = pad.req_pool_index
+        buffers["seq_lens"][rows : batch.batch_size] = pad.seq_len
+        buffers["extend_seq_lens"][rows : batch.batch_size] = pad.extend_seq_len
+        buffers["positions"][tokens : batch.num_tokens] = 0
+        buffers["input_ids"][tokens : batch.num_tokens] = 0
+        for name in self.world.pool.groups:
+            buffers[f"out_cache_loc.{name}"][tokens : batch.num_tokens] = pad.slot
+
+    def _refresh_host_mirrors(self, batch: Batch) -> None:
+        batch.seq_lens_cpu.copy_(batch.seq_lens)
+        batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
+        if batch.extend_seq_lens is not None:
+            batch.extend_seq_lens_cpu = batch.extend_seq_lens.tolist()
+        if batch.spec_info is not None:
+            batch.spec_info.extend_seq_lens_cpu = self.buffers["extend_seq_lens"][: batch.batch_size].tolist()
+
+    def _load_values(self, batch: Batch, requests: Sequence[Request]) -> None:
+        """q, k and v of the live rows; NaN in those of padded rows and in what the graph must write."""
+        tokens = sum(request.extend_len for request in requests)
+        for layer in self.world.layers:
+            index = layer.index
+            for name in ("q", "k", "v", "out"):
+                self.buffers[f"{name}.{index}"][: batch.num_tokens] = float("nan")
+            self.buffers[f"q.{index}"][:tokens] = torch.cat([r.q[index] for r in requests])
+            self.buffers[f"k.{index}"][:tokens] = torch.cat([r.k[index][r.prefix_len :] for r in requests])
+            self.buffers[f"v.{index}"][:tokens] = torch.cat([r.v[index][r.prefix_len :] for r in requests])
+
+    def prepare(self, size: int, requests: Sequence[Request]) -> CapturedGraph:
+        """Everything before a replay that happens on the host."""
+        captured = self.captured[size]
+        self.load(captured.batch, requests)
+        self.backend.prepare_replay(captured.batch)
+        return captured
+
+    def run(self, captured: CapturedGraph, tokens: int) -> list[torch.Tensor]:
+        """Replay; per layer a copy of the first ``tokens`` rows of the output."""
+        captured.graph.replay()
+        return [self.buffers[f"out.{layer.index}"][:tokens].clone() for layer in self.world.layers]
+
+
+def _joined(first: Rows, second: Rows) -> Rows:
+    masks = [rows.custom_mask for rows in (first, second) if rows.custom_mask is not None]
+    return Rows(
+        req_pool_indices=first.req_pool_indices + second.req_pool_indices,
+        seq_lens=first.seq_lens + second.seq_lens,
+        extend_seq_lens=first.extend_seq_lens + second.extend_seq_lens,
+        positions=first.positions + second.positions,
+        out_cache_loc={
+            name: torch.cat([slots, second.out_cache_loc[name]]) for name, slots in first.out_cache_loc.items()
+        },
+        custom_mask=torch.cat(masks) if masks else None,
+    )

@@ -1,0 +1,215 @@
+"""The fixture of one subtest: requests with their history, the pool they live in, and the weights.
+
+The suite owns all of it. History reaches the pool without the code under test; the reference reads the requests'
+own copies and never the pool.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kits.layers import DTYPES, Layer, build_layers
+from kits.layouts import assign_slots
+from kits.pools import TAIL_VALUE, KVPool
+from kits.subtest import Model, Subtest
+
+
+@dataclass(eq=False)
+class Request:
+    """One request: ``prefix_len`` cached tokens and ``extend_len`` new ones.
+
+    Per layer, ``k`` is ``(prefix_len + extend_len, kv_heads, head_dim)``, ``v`` alike with ``v_head_dim``, and ``q``
+    ``(extend_len, q_heads, head_dim)``; all in the model's dtype, on the device. ``slots[group]`` is int64, the slot of
+    each position; ``index`` is the request's row in ``req_to_token``.
+    """
+
+    index: int
+    prefix_len: int
+    extend_len: int
+    slots: dict[str, torch.Tensor]
+    pages: dict[str, list[int]]
+    q: list[torch.Tensor] = field(repr=False)
+    k: list[torch.Tensor] = field(repr=False)
+    v: list[torch.Tensor] = field(repr=False)
+
+    @property
+    def total_len(self) -> int:
+        return self.prefix_len + self.extend_len
+
+
+@dataclass(frozen=True)
+class Projections:
+    """``nn.Linear`` weights of a model with a hidden state; all in the model's dtype but ``output`` (float32)."""
+
+    q: list[torch.nn.Linear]
+    k: list[torch.nn.Linear]
+    v: list[torch.nn.Linear]
+    output: list[torch.nn.Linear]
+
+
+class World:
+    """Builds and frees requests; every number it draws comes from the subtest's seed."""
+
+    def __init__(
+        self, subtest: Subtest, device: torch.device, *, max_len: int, pages: int, requests: int, reads_tail: bool
+    ) -> None:
+        self.model: Model = subtest.model
+        self.device = device
+        self.dtype = DTYPES[subtest.model.dtype]
+        self.layout = subtest.layout
+        self.page_size = subtest.case.page_size
+        self.max_len = max_len
+        self.reads_tail = reads_tail
+        self.generator = torch.Generator().manual_seed(subtest.seed)
+        self.rng = random.Random(subtest.seed)
+        self.layers: tuple[Layer, ...] = build_layers(self.model, device, self.generator)
+        self.projections = self._build_projections() if self.model.hidden else None
+        self.pool = KVPool(
+            self.model,
+            self.layers,
+            pages=pages,
+            page_size=self.page_size,
+            requests=requests,
+            max_len=max_len,
+            device=device,
+        )
+        self._free_pages = {name: list(range(1, pages)) for name in self.pool.groups}
+        self._free_rows = list(range(1, requests))
+        self.rng.shuffle(self._free_rows)
+        self.bystander = self._add_bystander()
+
+    def _build_projections(self) -> Projections:
+        model, hidden = self.model, self.model.hidden
+        assert hidden is not None
+
+        def linear(inputs: int, outputs: int, dtype: torch.dtype) -> torch.nn.Linear:
+            made = torch.nn.Linear(inputs, outputs, bias=False)
+            bound = inputs**-0.5
+            with torch.no_grad():
+                made.weight.copy_((torch.rand(made.weight.shape, generator=self.generator) * 2 - 1) * bound)
+            return made.to(self.device, dtype).requires_grad_(False)
+
+        count = range(len(self.layers))
+        return Projections(
+            q=[linear(hidden, model.q_heads * model.head_dim, self.dtype) for _ in count],
+            k=[linear(hidden, model.kv_heads * model.head_dim, self.dtype) for _ in count],
+            v=[linear(hidden, model.kv_heads * model.v_head_dim, self.dtype) for _ in count],
+            output=[linear(model.q_heads * model.v_head_dim, hidden, torch.float32) for _ in count],
+        )
+
+    def _add_bystander(self) -> Request:
+        """A live request that is in no batch and owns the last page, where wrapped and overrun writes land."""
+        for group, free in self._free_pages.items():
+            last = self.pool.groups[group].num_pages - 1
+            free.remove(last)
+            free.insert(0, last)
+        bystander = self._new_request(
+            self.page_size,
+            0,
+            {name: [free.pop(0)] for name, free in self._free_pages.items()},
+            {
+                name: [(group.num_pages - 1) * self.page_size + offset for offset in range(self.page_size)]
+                for name, group in self.pool.groups.items()
+            },
+        )
+        self._store_history(bystander)
+        return bystander
+
+    def randn(self, *shape: int) -> torch.Tensor:
+        """Zero-mean, unit-variance values in the model's dtype on the device."""
+        return torch.randn(*shape, generator=self.generator).to(self.device, self.dtype)
+
+    def add_requests(self, lens: Sequence[tuple[int, int]]) -> list[Request]:
+        """New requests of ``lens = [(prefix, extend), ...]``, laid out together, their history written to the pool."""
+        slots, pages = {}, {}
+        for name in self.pool.groups:
+            slots[name], pages[name] = assign_slots(
+                self.layout, lens, self._free_pages[name], self.page_size, self.rng
+            )
+        requests = [
+            self._new_request(
+                prefix,
+                extend,
+                {name: pages[name][row] for name in pages},
+                {name: slots[name][row] for name in slots},
+            )
+            for row, (prefix, extend) in enumerate(lens)
+        ]
+        for request in requests:
+            self._store_history(request)
+        return requests
+
+    def _new_request(
+        self, prefix: int, extend: int, pages: dict[str, list[int]], slots: dict[str, list[int]]
+    ) -> Request:
+        model, total = self.model, prefix + extend
+        if total > self.max_len:
+            raise ValueError(f"a request of {total} tokens exceeds the fixture's max_len {self.max_len}")
+        q, k, v = [], [], []
+        for layer in self.layers:
+            if self.projections is not None:
+                hidden = self.randn(total, model.hidden)
+                q.append(self.projections.q[layer.index](hidden[prefix:]).view(extend, model.q_heads, model.head_dim))
+                k.append(self.projections.k[layer.index](hidden).view(total, model.kv_heads, model.head_dim))
+                v.append(self.projections.v[layer.index](hidden).view(total, model.kv_heads, model.v_head_dim))
+                continue
+            q.append(self.randn(extend, model.q_heads, model.head_dim))
+            k.append(self.randn(total, model.kv_heads, model.head_dim))
+            if layer.mla:
+                v.append(k[-1][..., : model.v_head_dim])
+            else:
+                v.append(self.randn(total, model.kv_heads, model.v_head_dim))
+        index = self._free_rows.pop(0)
+        request = Request(
+            index=index,
+            prefix_len=prefix,
+            extend_len=extend,
+            slots={name: torch.tensor(row, dtype=torch.int64, device=self.device) for name, row in slots.items()},
+            pages=pages,
+            q=q,
+            k=k,
+            v=v,
+        )
+        for name, group in self.pool.groups.items():
+            group.req_to_token[index, :total] = request.slots[name].to(torch.int32)
+        return request
+
+    def _store_history(self, request: Request) -> None:
+        for name, group in self.pool.groups.items():
+            if self.reads_tail:
+                group.poison(self._page_slots(request, name), TAIL_VALUE)
+        for layer in self.layers:
+            history = slice(0, request.prefix_len)
+            self.pool.write(
+                layer, request.slots[layer.group][history], request.k[layer.index][history], request.v[layer.index][history]
+            )
+
+    def _page_slots(self, request: Request, group: str) -> torch.Tensor:
+        offsets = range(self.page_size)
+        flat = [page * self.page_size + offset for page in request.pages[group] for offset in offsets]
+        return torch.tensor(flat, dtype=torch.int64, device=self.device)
+
+    def forget_new_tokens(self, requests: Sequence[Request]) -> None:
+        """Undo a forward: the new tokens' slots look unwritten again."""
+        value = TAIL_VALUE if self.reads_tail else float("nan")
+        for request in requests:
+            for name, group in self.pool.groups.items():
+                group.poison(request.slots[name][request.prefix_len :], value)
+
+    def poison_history(self, request: Request) -> None:
+        """Make a live request's cached keys and values NaN, as a neighbour that must not matter."""
+        for name, group in self.pool.groups.items():
+            group.poison(request.slots[name][: request.prefix_len])
+
+    def free(self, requests: Sequence[Request]) -> None:
+        """Give pages and rows back: the slots become NaN, the table row points outside the pool."""
+        for request in requests:
+            for name, group in self.pool.groups.items():
+                group.poison(self._page_slots(request, name))
+                group.req_to_token[request.index] = group.stray_slot
+                self._free_pages[name].extend(request.pages[name])
+            self._free_rows.append(request.index)
