@@ -5,50 +5,19 @@ A program takes ``BLOCK_Z`` pairs of (request, KV head), pair ``z`` being reques
 ``m % GROUP`` of the pair's group. All tiles have a leading pair axis that no operation mixes. A GPU takes one
 pair a program; the interpreter takes many, because there an operation costs the same for one pair and for sixteen.
 
-The pair axis couples nothing: rows that have no key left in a later iteration add exact zeros.
+The pair axis couples nothing: a row that has no key left in a later iteration adds exact zeros.
+
+What the interpreter makes slow is avoided where the source stays as clear: integers narrower than 64 bits (checked for
+overflow, five operations for one; 64 bits are needed anyway for slot times stride), and calls of other jit functions
+(each patches the whole language again), ``tl.sum``, ``tl.max`` and ``tl.zeros`` included.
 """
 
 from __future__ import annotations
 
 from kits.kernels._triton import tl, triton
 
-
-@triton.jit
-def _scores(q_tile, q_rope, k_ptr, k_offsets, loaded, DIM: tl.constexpr, ROPE: tl.constexpr,
-            BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr):  # fmt: skip
-    """Raw scores [Z, M, N] of a tile of keys, and the tile itself [Z, N, D] for a caller whose values it holds."""
-    dims = tl.arange(0, BLOCK_D)[None, None, :]
-    keep = loaded[:, :, None]
-    pointers = k_ptr + k_offsets[:, :, None]
-    if BLOCK_D == DIM:
-        k_tile = tl.load(pointers + dims, mask=keep, other=0.0)
-    else:
-        k_tile = tl.load(pointers + dims, mask=keep & (dims < DIM), other=0.0)
-    scores = tl.dot(q_tile, tl.permute(k_tile, (0, 2, 1)), input_precision="ieee")
-    if ROPE > 0:
-        ropes = tl.arange(0, BLOCK_R)[None, None, :]
-        k_rope = tl.load(pointers + DIM + ropes, mask=keep & (ropes < ROPE), other=0.0)
-        scores += tl.dot(q_rope, tl.permute(k_rope, (0, 2, 1)), input_precision="ieee")
-    return scores, k_tile
-
-
-@triton.jit
-def _accumulate(scores, visible, v_tile, factor, v_scale, softcap, top, total, acc, HAS_SOFTCAP: tl.constexpr):
-    """Scale, cap, mask, and one step of the online softmax."""
-    scores = scores * factor
-    if HAS_SOFTCAP:
-        # cap * tanh(score / cap); exp may overflow to inf, and 1 - 2 / inf is 1.
-        scores = softcap * (1.0 - 2.0 / (tl.exp(scores * (2.0 / softcap)) + 1.0))
-    scores = tl.where(visible, scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, 2))
-    # A row that has seen no key yet has -inf, and -inf - -inf is NaN: subtract 0 there.
-    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp(scores - shift[:, :, None])
-    decay = tl.exp(top - shift)
-    total = total * decay + tl.sum(weights, 2)
-    part = tl.dot(weights.to(v_tile.dtype), v_tile, input_precision="ieee")
-    acc = acc * decay[:, :, None] + part * v_scale
-    return new_top, total, acc
+_SUM = tl.standard._sum_combine
+_MAX = tl.standard._elementwise_max
 
 
 @triton.jit
@@ -60,108 +29,145 @@ def attention_kernel(
     k_slot, k_head, v_slot, v_head, out_token, out_head,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr, V_DIM: tl.constexpr,
     EXTEND: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, V_IN_K: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, V_IN_K: tl.constexpr,
+    V_LIKE_K: tl.constexpr, OUT_LIKE_Q: tl.constexpr, MANY_Z: tl.constexpr, MANY_M: tl.constexpr,
     BLOCK_Z: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Contract: `decode_attention` and `extend_attention`. ``DIM`` + ``ROPE`` is the key's head dim."""
-    pair = tl.program_id(0) * BLOCK_Z + tl.arange(0, BLOCK_Z)
-    live = pair < pairs
-    row = pair // KV_HEADS
-    kv_head = (pair % KV_HEADS)[:, None]
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    token = (m // GROUP)[None, :]
-    first_token = tl.program_id(1) * BLOCK_M // GROUP
+    """Contract: `decode_attention` and `extend_attention`. A key has ``DIM`` + ``ROPE`` values, a value ``V_DIM``.
 
-    kv_start = tl.load(kv_indptr + row, mask=live, other=0)
-    kv_len = tl.load(kv_indptr + row + 1, mask=live, other=0) - kv_start
-    if EXTEND:
-        q_start = tl.load(qo_indptr + row, mask=live, other=0)
-        q_len = tl.load(qo_indptr + row + 1, mask=live, other=0) - q_start
-        valid = token < q_len[:, None]
-        position = kv_len[:, None] + token
-        first_position = kv_len + first_token
-    else:
-        q_start = row
-        q_len = tl.where(live, 1, 0)
-        valid = live[:, None] & (m < GROUP)[None, :]
-        position = kv_len[:, None] - 1 + token
-        first_position = kv_len - 1
-
-    head = kv_head * GROUP + (m % GROUP)[None, :]
-    at = (q_start[:, None] + token).to(tl.int64)
+    Key ``n`` of a request lies in the pool for ``n < prefix`` and is new token ``n - prefix`` from there on.
+    """
     dims = tl.arange(0, BLOCK_D)[None, None, :]
-    q_pointers = q + (at * q_token + head * q_head)[:, :, None]
-    q_tile = tl.load(q_pointers + dims, mask=valid[:, :, None] & (dims < DIM), other=0.0)
-    q_rope = q_tile
+    v_dims = dims if BLOCK_V == BLOCK_D else tl.arange(0, BLOCK_V)[None, None, :]
+    steps = tl.arange(0, BLOCK_N).to(tl.int64)[None, :]
+
+    # Which requests, heads and query tokens: all [Z, 1], [1, M] or [Z, M].
+    pair = tl.arange(0, BLOCK_Z).to(tl.int64)[:, None]
+    if MANY_Z:
+        pair += tl.program_id(0).to(tl.int64) * BLOCK_Z
+    live = pair < pairs
+    row = pair if KV_HEADS == 1 else pair // KV_HEADS
+    m = tl.arange(0, BLOCK_M).to(tl.int64)[None, :]
+    first_token = 0
+    if MANY_M:
+        first_m = tl.program_id(1).to(tl.int64) * BLOCK_M
+        m += first_m
+        first_token = first_m // GROUP
+    token = m if GROUP == 1 else m // GROUP
+    if KV_HEADS == 1:
+        kv_head = 0
+        head = m if BLOCK_M == GROUP else m % GROUP
+    else:
+        kv_head = pair % KV_HEADS
+        head = kv_head if GROUP == 1 else kv_head * GROUP + m % GROUP
+
+    kv_pointers = kv_indptr + row
+    kv_start = tl.load(kv_pointers, mask=live, other=0).to(tl.int64)
+    prefix = tl.load(kv_pointers + 1, mask=live, other=0) - kv_start
+    if EXTEND:
+        # A length below zero is no key, not an offset: it must move neither the queries nor the new keys.
+        prefix = tl.maximum(prefix, 0)
+        qo_pointers = qo_indptr + row
+        q_start = tl.load(qo_pointers, mask=live, other=0).to(tl.int64)
+        q_len = tl.load(qo_pointers + 1, mask=live, other=0) - q_start
+        length = prefix + q_len
+        position = prefix + token
+        at = q_start + token
+        valid = token < q_len
+    else:
+        length = prefix
+        at = row
+        valid = live if BLOCK_M == GROUP else live & (m < GROUP)
+
+    q_offsets = (at * q_token + head * q_head)[:, :, None]
+    stored = valid[:, :, None]
+    q_pointers = q + q_offsets
+    q_tile = tl.load(q_pointers + dims, mask=stored if BLOCK_D == DIM else stored & (dims < DIM), other=0.0)
     if ROPE > 0:
         ropes = tl.arange(0, BLOCK_R)[None, None, :]
-        q_rope = tl.load(q_pointers + DIM + ropes, mask=valid[:, :, None] & (ropes < ROPE), other=0.0)
+        q_pointers += DIM
+        q_rope = tl.load(q_pointers + ropes, mask=stored if BLOCK_R == ROPE else stored & (ropes < ROPE), other=0.0)
 
-    top = tl.full((BLOCK_Z, BLOCK_M), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_Z, BLOCK_M), tl.float32)
+    # Finite, so that a row without a key yet never subtracts -inf from -inf.
+    top = tl.full((BLOCK_Z, BLOCK_M), -1.0e38, tl.float32)
+    total = tl.full((BLOCK_Z, BLOCK_M), 0.0, tl.float32)
     if HAS_SINKS:
         # A sink is a key with this score and a zero value.
-        top = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32)
-        total = total + 1.0
-    acc = tl.zeros((BLOCK_Z, BLOCK_M, BLOCK_V), tl.float32)
-    values = tl.arange(0, BLOCK_V)[None, None, :]
-    if HAS_MASK:
-        mask_width = kv_len + q_len
-        mask_row = tl.load(mask_indptr + row, mask=live, other=0)[:, None] + token * mask_width[:, None]
-
-    start = 0
+        top += tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) + 1.0e38
+        total += 1.0
+    acc = tl.full((BLOCK_Z, BLOCK_M, BLOCK_V), 0.0, tl.float32)
     if HAS_WINDOW:
-        first_seen = first_position - window + 1
-        start = tl.maximum(tl.min(first_seen, 0), 0) // BLOCK_N * BLOCK_N
-    for base in range(start, tl.max(kv_len, 0), BLOCK_N):
-        n = base + tl.arange(0, BLOCK_N)[None, :]
-        loaded = n < kv_len[:, None]
+        hidden = position - window if EXTEND else prefix - (window + 1)
+        not_loaded = prefix + (first_token - window) if EXTEND else hidden
+    if HAS_MASK:
+        mask_rows = mask + (tl.load(mask_indptr + row, mask=live, other=0) + token * length)
+
+    for start in range(0, tl.reduce(tl.reduce(length, 1, _MAX), 0, _MAX), BLOCK_N):
+        n = start + steps
+        loaded = n < length
         if HAS_WINDOW:
-            loaded = loaded & (n >= first_seen[:, None])
-        slot = tl.load(kv_indices + kv_start[:, None] + n, mask=loaded, other=0).to(tl.int64)
-        scores, v_tile = _scores(
-            q_tile, q_rope, k_buffer, slot * k_slot + kv_head * k_head, loaded, DIM, ROPE, BLOCK_D, BLOCK_R
-        )
+            loaded = loaded & (n > not_loaded)
+        old = loaded & (n < prefix) if EXTEND else loaded
+        slot = tl.load(kv_indices + (kv_start + n), mask=old, other=0).to(tl.int64)
+        k_offsets = slot * k_slot
+        if KV_HEADS > 1:
+            k_offsets += kv_head * k_head
+        v_offsets = k_offsets if V_LIKE_K else slot * v_slot + kv_head * v_head
+        k_pointers = k_buffer + k_offsets
         if not V_IN_K:
-            v_pointers = v_buffer + (slot * v_slot + kv_head * v_head)[:, :, None] + values
-            # Values of keys that are not there are not loaded: a weight of 0 does not remove a NaN.
-            v_tile = tl.load(v_pointers, mask=loaded[:, :, None] & (values < V_DIM), other=0.0)
-        visible = loaded[:, None, :]
-        if HAS_WINDOW:
-            visible = visible & (n[:, None, :] > (position - window)[:, :, None])
-        if HAS_MASK:
-            bits = mask + mask_row[:, :, None] + n[:, None, :]
-            visible = visible & (tl.load(bits, mask=visible & valid[:, :, None], other=0) != 0)
-        top, total, acc = _accumulate(
-            scores, visible, v_tile, scale * k_scale, v_scale, softcap, top, total, acc, HAS_SOFTCAP
-        )
-
-    if EXTEND:
-        for base in range(0, tl.max(q_len, 0), BLOCK_N):
-            n = base + tl.arange(0, BLOCK_N)[None, :]
-            loaded = n < q_len[:, None]
-            if HAS_WINDOW:
-                loaded = loaded & (n > first_token - window)
-            at = (q_start[:, None] + n).to(tl.int64)
-            scores, v_tile = _scores(
-                q_tile, q_rope, k_new, at * k_new_token + kv_head * k_new_head, loaded, DIM, ROPE, BLOCK_D, BLOCK_R
-            )
+            v_pointers = v_buffer + v_offsets
+        if EXTEND:
+            new = q_start + (n - prefix)
+            k_new_offsets = new * k_new_token + kv_head * k_new_head
+            k_pointers = tl.where(old, k_pointers, k_new + k_new_offsets)
             if not V_IN_K:
-                v_pointers = v_new + (at * v_new_token + kv_head * v_new_head)[:, :, None] + values
-                v_tile = tl.load(v_pointers, mask=loaded[:, :, None] & (values < V_DIM), other=0.0)
-            visible = loaded[:, None, :]
-            if CAUSAL:
-                visible = visible & (n[:, None, :] <= token[:, :, None])
-            if HAS_WINDOW:
-                visible = visible & (n[:, None, :] > (token - window)[:, :, None])
-            if HAS_MASK:
-                bits = mask + (mask_row + kv_len[:, None])[:, :, None] + n[:, None, :]
-                visible = visible & (tl.load(bits, mask=visible & valid[:, :, None], other=0) != 0)
-            top, total, acc = _accumulate(scores, visible, v_tile, scale, 1.0, softcap, top, total, acc, HAS_SOFTCAP)
+                v_new_offsets = k_new_offsets if V_LIKE_K else new * v_new_token + kv_head * v_new_head
+                v_pointers = tl.where(old, v_pointers, v_new + v_new_offsets)
 
-    # A row without a key has a total of 0 and gets zeros.
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, :, None]
-    at = (q_start[:, None] + token).to(tl.int64)
-    out_pointers = out + (at * out_token + head * out_head)[:, :, None] + values
-    tl.store(out_pointers, result.to(out.dtype.element_ty), mask=valid[:, :, None] & (values < V_DIM))
+        keep = loaded[:, :, None]
+        k_pointers = k_pointers[:, :, None]
+        k_tile = tl.load(k_pointers + dims, mask=keep if BLOCK_D == DIM else keep & (dims < DIM), other=0.0)
+        scores = tl.dot(q_tile, tl.permute(k_tile, (0, 2, 1)), input_precision="ieee")
+        if ROPE > 0:
+            k_pointers += DIM
+            k_rope = tl.load(k_pointers + ropes, mask=keep if BLOCK_R == ROPE else keep & (ropes < ROPE), other=0.0)
+            scores = tl.dot(q_rope, tl.permute(k_rope, (0, 2, 1)), scores, input_precision="ieee")
+        # Values of keys that are not there are not loaded: a weight of 0 does not remove a NaN.
+        if V_IN_K:
+            v_tile = k_tile
+        else:
+            v_mask = keep if BLOCK_V == V_DIM else keep & (v_dims < V_DIM)
+            v_tile = tl.load(v_pointers[:, :, None] + v_dims, mask=v_mask, other=0.0)
+
+        scores = scores * scale
+        if HAS_SCALES:
+            scores = scores * tl.where(old, k_scale, 1.0)[:, None, :]
+        if HAS_SOFTCAP:
+            # cap * tanh(score / cap); exp may overflow to inf, and 1 - 2 / inf is 1.
+            scores = softcap * (1.0 - 2.0 / (tl.exp(scores * (2.0 / softcap)) + 1.0))
+        visible = loaded[:, None, :]
+        if CAUSAL or HAS_WINDOW or HAS_MASK:
+            key = n[:, None, :]
+            if CAUSAL:
+                visible = visible & (key <= position[:, :, None])
+            if HAS_WINDOW:
+                visible = visible & (key > hidden[:, :, None])
+            if HAS_MASK:
+                visible = visible & (tl.load(mask_rows[:, :, None] + key, mask=visible & stored, other=0) != 0)
+        scores = tl.where(visible, scores, float("-inf"))
+
+        new_top = tl.maximum(top, tl.reduce(scores, 2, _MAX))
+        weights = tl.exp(scores - new_top[:, :, None])
+        decay = tl.exp(top - new_top)
+        total = total * decay + tl.reduce(weights, 2, _SUM)
+        if HAS_SCALES:
+            weights = weights * tl.where(old, v_scale, 1.0)[:, None, :]
+        acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc * decay[:, :, None], input_precision="ieee")
+        top = new_top
+
+    # The greatest weight is 1, so a total below that belongs to a row without a key, which gets zeros.
+    result = acc / tl.maximum(total, 1.0e-30)[:, :, None]
+    out_offsets = q_offsets if OUT_LIKE_Q else (at * out_token + head * out_head)[:, :, None]
+    out_mask = stored if BLOCK_V == V_DIM else stored & (v_dims < V_DIM)
+    tl.store(out + out_offsets + v_dims, result.to(out.dtype.element_ty), mask=out_mask)

@@ -237,12 +237,17 @@ def _launch(
             ROPE=dim - body,
             V_DIM=v_dim,
             EXTEND=k_new is not None,
-            CAUSAL=causal and custom_mask is None,
+            CAUSAL=k_new is not None and causal and custom_mask is None,
             HAS_MASK=custom_mask is not None,
             HAS_WINDOW=window >= 0,
             HAS_SOFTCAP=softcap > 0,
             HAS_SINKS=sinks is not None,
+            HAS_SCALES=k_scale != 1.0 or v_scale != 1.0,
             V_IN_K=_is_head_of(v_buffer, k_buffer) and (k_new is None or _is_head_of(v_new, k_new)),
+            V_LIKE_K=v_buffer.stride() == k_buffer.stride() and (v_new is None or v_new.stride() == k_new.stride()),
+            OUT_LIKE_Q=out.stride() == q.stride(),
+            MANY_Z=grid[0] > 1,
+            MANY_M=grid[1] > 1,
             BLOCK_Z=block_z,
             BLOCK_M=block_m,
             BLOCK_N=block_n,
@@ -253,9 +258,9 @@ def _launch(
 
 
 def _tiles(pairs: int, queries: int, dim: int) -> tuple[int, int, int]:
-    """(pairs, query rows, keys) of a tile. Nothing here may depend on a length: rows must not change with neighbours."""
+    """(pairs, query rows, keys) of a tile; of no length, so that a row does not change with its neighbours."""
     if INTERPRETED:
-        return min(_power(pairs), 16), min(_power(queries), 64), 32
+        return min(_power(pairs), 64), min(_power(queries), 64), 32
     return 1, min(max(_power(queries), 16), 64), 32 if dim > 256 else 64
 
 
