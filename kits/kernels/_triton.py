@@ -1,12 +1,13 @@
 """The one place that imports Triton, and that decides between its compiler and its interpreter.
 
-Triton binds the choice when a kernel is decorated, and reads it from ``TRITON_INTERPRET`` when it is imported.
+Triton reads ``TRITON_INTERPRET`` when a kernel is decorated. Its own library functions (``tl.sum``, ``tl.zeros``) are
+decorated when Triton is imported, so that a Triton which something else imported in compiled mode cannot interpret
+them; our kernels call none, and are interpreted all the same.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 
 import torch
 
@@ -14,30 +15,30 @@ from kits.errors import Unavailable
 
 
 def _wants_interpreter() -> bool:
+    """Compile only for a GPU that is used: ``ATTNMATRIX_DEVICE``, and without it whether there is one."""
     device = os.environ.get("ATTNMATRIX_DEVICE")
     return device == "cpu" if device else not torch.cuda.is_available()
 
 
-def _import_triton() -> bool:
-    """Import Triton in the right mode and say whether kernels are interpreted."""
-    interpret = _wants_interpreter()
-    if interpret and "triton" not in sys.modules:
-        os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        import triton
-    except ImportError as error:
-        raise Unavailable("package", f"triton cannot be imported: {error}") from error
-    if interpret and not triton.knobs.runtime.interpret:
+INTERPRETED = _wants_interpreter()
+if INTERPRETED:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise Unavailable("package", f"triton cannot be imported: {error}") from error
+
+
+def check_mode(kernel: object) -> None:
+    """Raise where a kernel was decorated in another mode than this process needs."""
+    if isinstance(kernel, triton.runtime.JITFunction) == INTERPRETED:
+        wanted, other = ("interpreted", "compiled") if INTERPRETED else ("compiled", "interpreted")
         raise RuntimeError(
-            "Triton was imported in compiled mode before kits.kernels could ask for its interpreter, and there is "
-            "no GPU to compile for. Set TRITON_INTERPRET=1 in the environment, or import kits.kernels first."
+            f"Triton kernels must be {wanted} on this device but were decorated as {other}: TRITON_INTERPRET was "
+            "changed in this process. Leave it to kits.kernels, and choose with ATTNMATRIX_DEVICE=cpu or cuda."
         )
-    return interpret
 
 
-INTERPRETED = _import_triton()
-
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
-
-__all__ = ["INTERPRETED", "tl", "triton"]
+__all__ = ["INTERPRETED", "check_mode", "tl", "triton"]

@@ -94,7 +94,7 @@ def attention_kernel(
     total = tl.full((BLOCK_Z, BLOCK_M), 0.0, tl.float32)
     if HAS_SINKS:
         # A sink is a key with this score and a zero value.
-        top += tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) + 1.0e38
+        top = tl.maximum(top, tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32))
         total += 1.0
     acc = tl.full((BLOCK_Z, BLOCK_M, BLOCK_V), 0.0, tl.float32)
     if HAS_WINDOW:

@@ -14,10 +14,10 @@ import torch
 
 from kits.errors import KernelFault
 from kits.kernels import _ops, provenance
-from kits.kernels._triton import INTERPRETED, triton
+from kits.kernels._triton import INTERPRETED, check_mode, triton
 from kits.kernels._triton_attention import attention_kernel
 
-_EMPTY: dict[torch.device, torch.Tensor] = {}
+check_mode(attention_kernel)
 
 
 def decode_attention(
