@@ -1,0 +1,5 @@
+"""Run with ``python -m orchestrator``."""
+
+from orchestrator.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,193 @@
+"""What a subtest of the fake suite does. The first word of its case name says which; ``once`` before it means that
+only the first process to get there does it, and later ones pass."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def facts(id: str, outcome: str, **more: object) -> dict[str, object]:
+    """The property that a real subtest reports."""
+    base: dict[str, object] = {
+        "id": id, "outcome": outcome, "ran": ["emulated"], "margin": None, "max_abs": None, "captures": 0, "replays": 0,
+        "seconds": {}, "failure": None, "backend_class": "fake",
+    }  # fmt: skip
+    return base | more
+
+
+def act(id: str, case: str, record: Callable[[str, object], None]) -> None:
+    """Behave as the case name says."""
+    words = case.split("_")
+    if words[0] == "once":
+        words = words[1:]
+        if not first_time(id):
+            words = ["pass"]
+    if words[0] == "sometimes":
+        words = ["pass"] if visits(id) % 2 else ["fail"]
+    handler = ACTS[words[0]]
+    handler(id, record)
+
+
+def marks() -> Path:
+    """Where processes leave notes for later ones; the suite's folder by default."""
+    return Path(os.environ.get("ATTNMATRIX_FAKE_MARKS", "."))
+
+
+def first_time(id: str) -> bool:
+    try:
+        os.close(os.open(marks() / id, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    return True
+
+
+def visits(id: str) -> int:
+    """How often this was called before, over all processes."""
+    with open(marks() / f"{id}.visits", "ab") as file:
+        file.write(b".")
+        return file.tell() - 1
+
+
+def events_file() -> Path:
+    """The events file of the worker around this subtest: found the way a stray write would find it."""
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if target.endswith(".jsonl"):
+            return Path(target)
+    raise RuntimeError("no events file is open")
+
+
+def scribble(data: bytes) -> None:
+    with open(events_file(), "ab") as file:
+        file.write(data)
+
+
+def passing(id: str, record: Callable[[str, object], None]) -> None:
+    margin = (sum(id.encode()) % 97) / 100
+    record("attnmatrix", facts(id, "passed", margin=margin, max_abs=margin / 50))
+
+
+def failing(id: str, record: Callable[[str, object], None]) -> None:
+    failure = {"check": "compare", "row": 1, "message": "row 1 differs by 0.31 (15.5 x its tolerance)"}
+    record("attnmatrix", facts(id, "failed", margin=15.5, max_abs=0.31, failure=failure))
+    raise AssertionError(failure["message"])
+
+
+def unexpected(id: str, record: Callable[[str, object], None]) -> None:
+    record("attnmatrix", facts(id, "unexpected_pass", known_failure="fake_bug"))
+    pytest.fail("unexpected pass: delete the entry fake_bug", pytrace=False)
+
+
+def known(id: str, record: Callable[[str, object], None]) -> None:
+    record("attnmatrix", facts(id, "known_failure", known_failure="fake_bug", margin=20.0))
+    pytest.xfail("known failure fake_bug")
+
+
+def unavailable(kind: str) -> Callable[[str, Callable[[str, object], None]], None]:
+    def handler(id: str, record: Callable[[str, object], None]) -> None:
+        record("attnmatrix", facts(id, "unavailable", unavailable_kind=kind))
+        pytest.skip(f"unavailable ({kind})")
+
+    return handler
+
+
+def segfault(*_: Any) -> None:
+    ctypes.string_at(0)
+
+
+def die(sig: int) -> Callable[..., None]:
+    return lambda *_: os.kill(os.getpid(), sig)
+
+
+def leave(code: int) -> Callable[..., None]:
+    return lambda *_: os._exit(code)
+
+
+def hang(*_: Any) -> None:
+    while True:
+        time.sleep(60)
+
+
+def spin(*_: Any) -> None:
+    """Hang in C with the interpreter lock held."""
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def half(*_: Any) -> None:
+    scribble(b'\n{"event":"finish","id":"dense.')
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def garbage(id: str, record: Callable[[str, object], None]) -> None:
+    forged = '{"event":"finish","id":"%s","outcome":"passed"}'
+    for data in (
+        b"\0\0\0\xff\xfe", b"[" * 50_000, b'{"event":"start","id":"no.such.sub.test"}', b'{"event":7}', b"null",
+        (forged % "no.such.sub.test").encode(), b'{"event":"finish","attempt":1e400}', b"x" * 100_000,
+        b'{"event":"start","id":["dense"],"attempt":{}}', "\N{SNOWMAN}\u2028".encode(),
+    ):  # fmt: skip
+        scribble(data + b"\n")
+    scribble(b'{"event":"fini')
+    passing(id, record)
+
+
+def kill_launcher(id: str, record: Callable[[str, object], None]) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(5)
+
+
+def foreign(id: str, record: Callable[[str, object], None]) -> None:
+    record("attnmatrix", facts("dense.other.eager.result", "passed"))
+
+
+def memory(*_: Any) -> None:
+    raise MemoryError("CUDA out of memory (pretended)")
+
+
+def orphan(id: str, record: Callable[[str, object], None]) -> None:
+    """Leave a grandchild behind, in this group and in one of its own."""
+    for own in (False, True):
+        if os.fork() == 0:
+            if own:
+                os.setsid()
+            (marks() / f"orphan.{os.getpid()}").touch()
+            time.sleep(300)
+            os._exit(0)
+    passing(id, record)
+
+
+def slow(id: str, record: Callable[[str, object], None]) -> None:
+    time.sleep(0.3)
+    passing(id, record)
+
+
+def noisy(id: str, record: Callable[[str, object], None]) -> None:
+    print("to stdout \x1b[31mred\x1b[0m \0")
+    print("to stderr", file=sys.stderr)
+    raise ValueError("<script>alert(1)</script> \x1b[31m ]]> & %0A::error::")
+
+
+def leave_session(*_: Any) -> None:
+    pytest.exit("a subtest ended the session", returncode=0)
+
+
+ACTS: dict[str, Callable[..., None]] = {
+    "pass": passing, "fail": failing, "xfail": known, "xpass": unexpected, "segv": segfault,
+    "kill": die(signal.SIGKILL),
+    "abort": die(signal.SIGABRT), "stop": die(signal.SIGSTOP), "exit0": leave(0), "exit3": leave(3), "hang": hang,
+    "spin": spin, "half": half, "garbage": garbage, "killlauncher": kill_launcher, "foreign": foreign, "memory": memory,
+    "orphan": orphan, "slow": slow, "noisy": noisy, "quit": leave_session, "nodevice": unavailable("no_device"),
+    "nopackage": unavailable("package"), "untyped": unavailable("mood"),
+    "skip": lambda *_: pytest.skip("no reason at all"), "nothing": lambda *_: None,
+}  # fmt: skip

@@ -1,0 +1,221 @@
+"""The folder of one run: what was planned and how (``run.json``, ``plan.json``), events, logs, reports."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.manifest import ACTIONS, ID, Planned, short
+from orchestrator.planning import Block, Plan, digest
+
+FORMAT = 1
+JOURNAL = "supervisor.jsonl"
+
+
+@dataclass(kw_only=True)
+class Run:
+    """``run.json``: everything that must agree before two folders may be joined or a run continued."""
+
+    tests: str
+    profile: str
+    spec_sha256: str
+    manifest_sha256: str
+    plan_sha256: str
+    commit: str
+    selection: list[str]
+    part: list[int] | None = None
+    """``[i, n]`` for ``--shard i/n``: only shard ``i`` (from 1) of the plan belongs to this folder."""
+    repeat: int = 1
+    confirm: int = 0
+    fresh: bool = False
+    deadline: float = 120.0
+    device_kind: str = "cpu"
+    devices: list[str] = field(default_factory=list)
+    workers: int = 1
+    started: float = 0.0
+    fault: str = ""
+    merged: int = 0
+    """Number of folders this one was merged from; 0 for a run."""
+
+
+class Folder:
+    """Paths inside one run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events = path / "events"
+        self.logs = path / "logs"
+        self.journal = self.events / JOURNAL
+
+    def create(self) -> None:
+        """Make an empty run folder; one that already holds a run is left alone."""
+        if (self.path / "run.json").exists():
+            raise OrchestratorError(
+                "O207",
+                f"{self.path} already holds a run",
+                f"continue it with --resume {self.path}, or choose another folder",
+            )
+        try:
+            self.events.mkdir(parents=True, exist_ok=True)
+            self.logs.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OrchestratorError("O505", f"cannot make {self.path}: {error.strerror}") from None
+
+    def lock(self, wait: float = 10.0) -> int:
+        """Hold the folder. Workers inherit the lock, so it is free only when the last process of a run is gone."""
+        try:
+            fd = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise OrchestratorError("O201", f"{self.path} is no run folder: {error.strerror}") from None
+        until = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    os.close(fd)
+                    raise OrchestratorError("O208", f"another process works on {self.path}") from None
+                time.sleep(0.05)
+
+    def event_files(self) -> list[Path]:
+        """The workers' events files, in the order of their numbers."""
+        return sorted(path for path in self.events.glob("*.jsonl") if path.name != JOURNAL)
+
+    def save(self, run: Run, plan: Plan) -> None:
+        fields = ("id", "known_failure", "action", "required_exit", "weight")
+        shards = [
+            [
+                {
+                    "file": block.file,
+                    "cost": round(block.cost, 4),
+                    "rows": [[p.id, p.known_failure, p.action, p.required_exit, p.weight] for p in block.subtests],
+                }
+                for block in blocks
+            ]
+            for blocks in plan.shards
+        ]
+        self.write_json("plan.json", {"format": FORMAT, "fields": fields, "shards": shards})
+        self.write_json("run.json", {"format": FORMAT, **asdict(run)})
+
+    def write_json(self, name: str, value: object) -> None:
+        self.write_text(name, json.dumps(value, allow_nan=False, separators=(",", ":")) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Whole or not at all."""
+        part = self.path / f".{name}.part"
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(self.path / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise OrchestratorError("O212", f"cannot write {self.path / name}: {error.strerror}") from None
+
+    def load(self) -> tuple[Run, Plan]:
+        """Read and check what ``save`` wrote."""
+        run = parse_run(self.read_json("run.json"), self.path / "run.json")
+        plan = parse_plan(self.read_json("plan.json"), self.path / "plan.json")
+        plan.sha256 = digest(plan)
+        if plan.sha256 != run.plan_sha256:
+            raise OrchestratorError("O206", f"{self.path / 'plan.json'} is not the plan that run.json names")
+        if run.part and run.part[1] != len(plan.shards):
+            raise OrchestratorError(
+                "O204", f"{self.path}: shard {run.part[0]}/{run.part[1]} of {len(plan.shards)} shards"
+            )
+        return run, plan
+
+    def read_json(self, name: str) -> Any:
+        path = self.path / name
+        try:
+            return json.loads(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            raise OrchestratorError("O201", f"{self.path} is no run folder: it has no {name}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise OrchestratorError("O202", f"{path} cannot be read: {error}") from None
+
+
+def parse_run(raw: object, path: Path) -> Run:
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise OrchestratorError("O203", f"{path} is no run of format {FORMAT}")
+    values: dict[str, Any] = {}
+    for name, kind in Run.__annotations__.items():
+        if name not in raw:
+            raise OrchestratorError("O204", f"{path} lacks `{name}`")
+        if not fits(raw[name], kind):
+            raise OrchestratorError("O204", f"{path}: `{name}` is {short(raw[name])}, not {kind}")
+        values[name] = raw[name]
+    run = Run(**values)
+    if run.part is not None and not (len(run.part) == 2 and 1 <= run.part[0] <= run.part[1]):
+        raise OrchestratorError("O204", f"{path}: `part` is {short(run.part)}")
+    if not 1 <= run.repeat <= 100_000 or not math.isfinite(run.deadline) or run.deadline <= 0:
+        raise OrchestratorError("O204", f"{path}: `repeat` or `deadline` is out of range")
+    return run
+
+
+def fits(value: object, kind: str) -> bool:
+    """Whether a decoded value has the annotated type of a ``Run`` field."""
+    if kind == "float":
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind.startswith("list["):
+        inner = str if "str" in kind else int
+        return (value is None and "None" in kind) or (
+            isinstance(value, list) and all(isinstance(v, inner) and not isinstance(v, bool) for v in value)
+        )
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, {"str": str, "bool": bool}[kind])
+
+
+def parse_plan(raw: object, path: Path) -> Plan:
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT or not isinstance(raw.get("shards"), list):
+        raise OrchestratorError("O205", f"{path} is no plan of format {FORMAT}")
+    if not 1 <= len(raw["shards"]) <= 256:
+        raise OrchestratorError("O205", f"{path}: {len(raw['shards'])} shards")
+    shards: list[list[Block]] = []
+    seen: set[str] = set()
+    for number, blocks in enumerate(raw["shards"]):
+        shards.append([parse_block(block, number, path) for block in items_of(blocks, path)])
+        for block in shards[-1]:
+            for planned in block.subtests:
+                if planned.id in seen:
+                    raise OrchestratorError("O205", f"{path} plans {planned.id} twice")
+                seen.add(planned.id)
+    return Plan(shards, "")
+
+
+def items_of(value: object, path: Path) -> list[Any]:
+    if not isinstance(value, list):
+        raise OrchestratorError("O205", f"{path}: expected a list, found {short(value)}")
+    return value
+
+
+def parse_block(raw: object, shard: int, path: Path) -> Block:
+    if not isinstance(raw, Mapping) or not fits(raw.get("cost"), "float") or not isinstance(raw.get("file"), str):
+        raise OrchestratorError("O205", f"{path}: shard {shard + 1} holds {short(raw)}")
+    rows = []
+    for row in items_of(raw.get("rows"), path):
+        if not isinstance(row, list) or len(row) != 5 or not isinstance(row[0], str) or not ID.fullmatch(row[0]):
+            raise OrchestratorError("O205", f"{path}: a row is {short(row)}")
+        id, known, action, required, weight = row
+        if action not in (None, *ACTIONS) or not all(v is None or isinstance(v, str) for v in (known, required)):
+            raise OrchestratorError("O205", f"{path}: a row is {short(row)}")
+        if not fits(weight, "float"):
+            raise OrchestratorError("O205", f"{path}: a row is {short(row)}")
+        method, backend, sweep, rest = id.split(".", 3)
+        file = f"test_{method}_{backend}.py"
+        if file != raw["file"]:
+            raise OrchestratorError("O205", f"{path}: {id} lies in the block of {short(raw['file'])}")
+        rows.append(Planned(id, file, f"test_{sweep}[{rest}]", method, backend, sweep, weight, known, action, required))
+    if not rows:
+        raise OrchestratorError("O205", f"{path}: an empty block in shard {shard + 1}")
+    return Block(shard, raw["file"], rows, float(raw["cost"]))

@@ -1,0 +1,153 @@
+"""The launcher: one process beside the supervisor that imports torch once, forks workers and reaps them.
+
+It never touches CUDA, so a worker may still choose its device. When the supervisor goes away, by whatever death, the
+socket between them closes and the launcher kills every worker's process group before it ends.
+
+Run as ``python -m orchestrator.launcher FD``; requests come over the socket with the worker's channel attached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+
+from orchestrator import processes, worker
+
+MAX_REQUEST = 1 << 16
+
+
+class Launcher:
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.workers: dict[int, str] = {}
+        self.wake, alarm = socket.socketpair()
+        self.wake.setblocking(False)
+        alarm.setblocking(False)
+        self.alarm = alarm
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def say(self, **message: object) -> None:
+        self.control.sendall(json.dumps(message).encode() + b"\n")
+
+    def serve(self) -> None:
+        """Answer requests until the supervisor closes its end."""
+        selector = selectors.DefaultSelector()
+        selector.register(self.control, selectors.EVENT_READ)
+        selector.register(self.wake, selectors.EVENT_READ)
+        while True:
+            ready = {key.fileobj for key, _ in selector.select(timeout=1.0)}
+            if self.wake in ready:
+                self.wake.recv(4096)
+            self.reap()
+            if self.control in ready:
+                data, fds, _, _ = socket.recv_fds(self.control, MAX_REQUEST, 1)
+                if not data:
+                    return
+                self.spawn(json.loads(data), fds[0])
+
+    def spawn(self, request: dict[str, object], channel: int) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self.become_worker(request, channel, parent)
+        with contextlib.suppress(OSError):  # the child does the same; whoever comes first
+            os.setpgid(pid, pid)
+        os.close(channel)
+        self.workers[pid] = str(request["name"])
+        self.say(spawned=request["name"], pid=pid)
+
+    def become_worker(self, request: dict[str, object], channel: int, parent: int) -> None:
+        """In the child: leave everything of the launcher behind, then work, then end without its clean-up."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            with contextlib.suppress(OSError):
+                os.setpgid(0, 0)
+            processes.die_with_parent(parent)
+            for sock in (self.control, self.wake, self.alarm):
+                sock.close()
+            if request["fresh"]:
+                os.set_inheritable(channel, True)
+                argv = [sys.executable, "-m", "orchestrator.worker", str(channel), json.dumps(request)]
+                os.execv(sys.executable, argv)
+            code = worker.main(request, channel)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            os._exit(code)
+
+    def reap(self) -> None:
+        """Collect dead children; what a worker left behind in its process group dies with it."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            if found.si_pid in self.workers:
+                processes.kill_group(found.si_pid)  # before reaping, while the id cannot name another group
+            _, status = os.waitpid(found.si_pid, 0)
+            name = self.workers.pop(found.si_pid, None)
+            if name is not None:
+                self.say(exited=name, status=status)
+
+    def end(self) -> None:
+        """Kill what is left, also processes that moved to another group: they are this process's children now."""
+        for pid in self.workers:
+            processes.kill_group(pid)
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            for pid in processes.children_of(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    time.sleep(0.01)
+            except ChildProcessError:
+                return
+
+
+def preload(names: list[str]) -> list[str]:
+    """Import what every worker needs; a module that cannot be had is each worker's own matter."""
+    loaded = []
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+            loaded.append(name)
+    return loaded
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(control.fileno(), False)
+    processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+    began = time.monotonic()
+    loaded = preload(sys.argv[2:])
+    launcher = Launcher(control)
+    try:
+        launcher.say(ready=os.getpid(), loaded=loaded, seconds=round(time.monotonic() - began, 3))
+        launcher.serve()
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    finally:
+        launcher.end()
+
+
+if __name__ == "__main__":
+    main()

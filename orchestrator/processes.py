@@ -1,0 +1,54 @@
+"""Small things about processes that both sides of the fork need."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux only; elsewhere the launcher alone guards against orphans."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent ends, also when it ended before this call."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def kill_group(pid: int, sig: int = signal.SIGKILL) -> None:
+    """Signal a whole process group; it may be gone already."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, sig)
+
+
+def say_status(status: int) -> str:
+    """A wait status in words: ``SIGSEGV`` or ``exit:3``, as ``known_failure_exit`` spells it."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exit:{code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal:{-code}"
+
+
+def children_of(pid: int) -> list[int]:
+    """Direct children, where the kernel tells."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []

@@ -1,0 +1,106 @@
+"""What is still to do: a queue of blocks per shard, and jobs that need a process of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from orchestrator.manifest import Planned
+from orchestrator.planning import Plan
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One attempt to make. ``shard`` is a label that never changes, whoever runs it."""
+
+    planned: Planned
+    shard: int
+    attempt: int = 0
+    alone: bool = False
+    avoid: str | None = None
+    """A device on which this attempt would prove nothing."""
+    lost: int = 0
+    """How often the process it ran in was taken away through no fault of a subtest."""
+
+    def order(self) -> dict[str, object]:
+        return {
+            "id": self.planned.id,
+            "file": self.planned.file,
+            "test": self.planned.test,
+            "attempt": self.attempt,
+            "action": self.planned.action,
+        }
+
+
+class Scheduler:
+    """Hands out jobs. A lane keeps to its own shard first; when that is empty it helps where nobody is, then where most
+    is left, and takes from the end, where the owner would arrive last."""
+
+    def __init__(self, plan: Plan, repeat: int, fresh: bool, done: Callable[[str, int], bool]) -> None:
+        self.shards: list[deque[list[Job]]] = []
+        self.alone: deque[Job] = deque()
+        self.at: dict[int, int] = {}
+        """Which shard each lane works on."""
+        for shard, blocks in enumerate(plan.shards):
+            queue: deque[list[Job]] = deque()
+            for attempt in range(repeat):
+                for block in blocks:
+                    jobs = [Job(p, shard, attempt) for p in block.subtests if not done(p.id, attempt)]
+                    for job in jobs:
+                        job.alone = fresh or job.planned.action == "crash"
+                    self.alone.extend(job for job in jobs if job.alone)
+                    shared = [job for job in jobs if not job.alone]
+                    if shared:
+                        queue.append(shared)
+            self.shards.append(queue)
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(block) for queue in self.shards for block in queue) + len(self.alone)
+
+    def take(self, lane: int) -> list[Job]:
+        """The next block for a lane, or nothing."""
+        home = self.at.get(lane, lane % len(self.shards))
+        if not self.shards[home]:
+            open_shards = [shard for shard, queue in enumerate(self.shards) if queue]
+            if not open_shards:
+                return []
+            others = [shard for other, shard in self.at.items() if other != lane]
+            home = min(open_shards, key=lambda shard: (others.count(shard), -len(self.shards[shard]), shard))
+        self.at[lane] = home
+        queue = self.shards[home]
+        helper = home in (shard for other, shard in self.at.items() if other < lane)
+        return queue.pop() if helper else queue.popleft()
+
+    def take_alone(self, device: str) -> Job | None:
+        """The next job that needs its own process and may run on this device."""
+        for number, job in enumerate(self.alone):
+            if job.avoid != device:
+                del self.alone[number]
+                return job
+        return None
+
+    def put_back(self, jobs: Iterable[Job]) -> None:
+        """Return jobs that were handed out and never started; they come first again."""
+        by_shard: dict[int, list[Job]] = {}
+        for job in jobs:
+            if job.alone:
+                self.alone.appendleft(job)
+            else:
+                by_shard.setdefault(job.shard, []).append(job)
+        for shard, block in by_shard.items():
+            self.shards[shard].appendleft(block)
+
+    def drop(self, wanted: Callable[[Job], bool]) -> list[Job]:
+        """Take out all waiting jobs for which ``wanted`` holds."""
+        dropped = [job for job in self.alone if wanted(job)]
+        self.alone = deque(job for job in self.alone if not wanted(job))
+        for shard, queue in enumerate(self.shards):
+            kept: deque[list[Job]] = deque()
+            for block in queue:
+                dropped += [job for job in block if wanted(job)]
+                if rest := [job for job in block if not wanted(job)]:
+                    kept.append(rest)
+            self.shards[shard] = kept
+        return dropped

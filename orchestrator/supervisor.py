@@ -1,0 +1,342 @@
+"""Runs a plan on workers and writes down what no worker can: who crashed, who hung, what was given up.
+
+It keeps no results of its own. Everything that counts is in the events files and in its journal; the verdict is read
+from there, so a supervisor may die at any moment and lose nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from orchestrator import outcomes, processes
+from orchestrator.crew import START_LIMIT, Crew, Worker
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import EventTail, EventWriter, RecordError
+from orchestrator.folder import Folder
+from orchestrator.ledger import Attempt, Ledger
+from orchestrator.scheduling import Job, Scheduler
+from orchestrator.verdict import settle
+from orchestrator.worker import EXIT_UNFIT
+
+TICK = 0.2
+MAX_IDLE_DEATHS = 3
+"""A lane whose workers die this often in a row before they run anything is given up."""
+MAX_COLLECT_DEATHS = 2
+STRIKES = 3
+"""Unrelated subtests that must break on a device before it is set aside."""
+
+
+@dataclass(kw_only=True)
+class Options:
+    """How to run, as against what to run."""
+
+    tests: Path
+    deadline: float = 120.0
+    start_limit: float = START_LIMIT
+    confirm: int = 0
+    repeat: int = 1
+    fresh: bool = False
+    interpreters: bool = False
+    """Start every worker in a new interpreter instead of forking it."""
+    preload: tuple[str, ...] = ("torch", "pytest")
+    plugins: tuple[str, ...] = ()
+    max_restarts: int = 100
+    env: dict[str, str] = field(default_factory=dict)
+
+
+Watch = Callable[["Supervisor", Attempt | None], None]
+
+
+class Supervisor:
+    """``lanes[i]`` is the device of lane ``i``: a GPU's UUID, or ``cpu``."""
+
+    def __init__(
+        self, folder: Folder, scheduler: Scheduler, ledger: Ledger, lanes: list[str], options: Options,
+        lock: int, watch: Watch = lambda supervisor, attempt: None,
+    ) -> None:  # fmt: skip
+        self.folder, self.scheduler, self.ledger, self.options, self.watch = folder, scheduler, ledger, options, watch
+        self.lanes: list[str | None] = list(lanes)
+        self.workers: dict[int, Worker] = {}
+        self.idle_deaths = [0] * len(lanes)
+        self.collect_deaths: Counter[str] = Counter()
+        self.strikes: dict[str, dict[tuple[str, str], Job]] = {}
+        self.started: set[tuple[str, int]] = set()
+        self.restarts = 0
+        self.stopping = ""
+        self.error: OrchestratorError | None = None
+        self.number = max((int(p.stem[1:]) for p in folder.event_files() if p.stem[1:].isdigit()), default=0)
+        self.lock = lock
+
+    def run(self) -> None:
+        """Work until every job is done, given up, or somebody interrupts."""
+        self.journal = EventWriter(self.folder.journal)
+        before = {sig: signal.signal(sig, self.interrupt) for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        self.crew = None
+        try:
+            log = self.folder.logs / "launcher.log"
+            preload = () if self.options.interpreters else self.options.preload
+            self.crew = Crew(preload, self.options.env, log, [self.lock])
+            self.loop(self.crew)
+        except RecordError as error:
+            self.error = OrchestratorError("O501", str(error), "free some space, then continue with --resume")
+        except OrchestratorError as error:
+            self.error = error
+        finally:
+            if self.crew is not None:
+                self.crew.stop()
+                self.last_words(self.crew)
+            self.journal.close()
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.stopping = self.stopping or signal.Signals(number).name
+
+    def last_words(self, crew: Crew) -> None:
+        """Finishes that were written before the end still count; then note why the run ends early."""
+        for worker in list(crew.workers.values()):
+            self.read(worker, final=True)
+            crew.forget(worker)
+        try:
+            if self.stopping:
+                self.journal.write({"event": "interrupted", "signal": self.stopping, "t": time.time()})
+            if self.error is not None:
+                self.remark(str(self.error.message))
+        except RecordError:
+            pass
+
+    def loop(self, crew: Crew) -> None:
+        while not self.stopping and self.error is None:
+            self.fill(crew)
+            if not self.workers and not self.scheduler.waiting:
+                return
+            if not self.workers:
+                left = self.scheduler.waiting
+                raise OrchestratorError(
+                    "O503", f"no worker is left to run {left} subtests", f"logs: {self.folder.logs}"
+                )
+            rang, ended, lost = crew.wait(TICK)
+            for worker in rang or list(self.workers.values()):
+                self.read(worker)
+            if lost:
+                ended = crew.restart()
+                for worker in ended:
+                    worker.killed = worker.killed or "launcher"
+                self.remark("the launcher died; its workers were replaced")
+            for worker in ended:
+                self.bury(worker, crew)
+            self.check_clocks(crew)
+            self.watch(self, None)
+
+    # Handing out
+
+    def fill(self, crew: Crew) -> None:
+        """Give every lane something to do."""
+        for lane, device in enumerate(self.lanes):
+            worker = self.workers.get(lane)
+            if worker is not None:
+                if worker.ready and not worker.ending and not worker.killed and len(worker.queue) <= 1:
+                    block = self.scheduler.take(lane)
+                    if block:
+                        worker.order(block)
+                    elif not worker.queue and worker.inside is None:
+                        worker.order([], end=True)
+                        worker.since = time.monotonic()
+            elif device is not None:
+                block = self.scheduler.take(lane)
+                job = None if block else self.scheduler.take_alone(device)
+                if block:
+                    self.start_worker(crew, lane, device, block, alone=False)
+                elif job is not None:
+                    self.start_worker(crew, lane, device, [job], alone=True)
+
+    def start_worker(self, crew: Crew, lane: int, device: str, jobs: list[Job], alone: bool) -> None:
+        self.number += 1
+        name = f"w{self.number:04d}"
+        ours, theirs = socket.socketpair()
+        events, log = self.folder.events / f"{name}.jsonl", self.folder.logs / f"{name}.log"
+        worker = Worker(name, lane, device, alone, ours, EventTail(events), log)
+        env = {"ATTNMATRIX_DEVICE": "cpu" if device == "cpu" else "cuda"}
+        if device != "cpu":
+            env["CUDA_VISIBLE_DEVICES"] = device
+        if alone:
+            env["ATTNMATRIX_RUN_CRASHING"] = "1"
+        request: dict[str, object] = {
+            "name": name, "device": device, "env": env, "events": str(events), "log": str(log),
+            "tests": str(self.options.tests), "plugins": list(self.options.plugins),
+            "deadline": self.options.deadline, "fresh": self.options.interpreters,
+        }  # fmt: skip
+        self.workers[lane] = worker
+        worker.order(jobs, end=alone)
+        crew.spawn(request, worker, theirs)
+
+    # Listening
+
+    def read(self, worker: Worker, final: bool = False) -> None:
+        """Take a worker's new events: the ledger decides what counts, this follows where the worker is."""
+        for event in worker.tail.finish() if final else worker.tail.read():
+            attempt = self.ledger.feed(worker.name, event)
+            if attempt is not None:
+                job, worker.inside = worker.inside, None
+                worker.finished += 1
+                worker.since = time.monotonic()
+                self.idle_deaths[worker.lane] = 0
+                if job is not None:
+                    self.after(job, attempt)
+            elif isinstance(event, dict):
+                self.follow(worker, event)
+
+    def follow(self, worker: Worker, event: dict[str, object]) -> None:
+        kind = event["event"]
+        if kind == "ready":
+            worker.ready, worker.since = True, time.monotonic()
+        elif kind == "collect":
+            worker.collecting, worker.since = str(event.get("file")), time.monotonic()
+        elif kind == "start":
+            key = self.ledger.key_of(event)
+            job = next((job for job in worker.queue if (job.planned.id, job.attempt) == key), None)
+            if job is None or worker.inside is not None:
+                self.ledger.note(f"{worker.name}: started what it was not handed")
+                return
+            worker.queue.remove(job)
+            worker.inside, worker.collecting, worker.since = job, None, time.monotonic()
+            offset = event.get("log")
+            worker.log_offset = offset if isinstance(offset, int) else 0
+
+    def after(self, job: Job, attempt: Attempt) -> None:
+        """A subtest has its outcome: confirm it where asked, and watch the device's health."""
+        outcome = settle(job.planned, attempt)
+        first = attempt.attempt == 0
+        if first and outcome in outcomes.BAD and self.options.confirm and job.planned.action != "crash":
+            for number in range(self.options.confirm):
+                attempt_number = self.options.repeat + number
+                self.scheduler.alone.append(Job(job.planned, job.shard, attempt_number, alone=True))
+        if outcome in (outcomes.CRASHED, outcomes.TIMEOUT) or (attempt.poisoned and outcome in outcomes.BAD):
+            self.strike(attempt.device, job)
+        self.watch(self, attempt)
+
+    def strike(self, device: str, job: Job) -> None:
+        """Set a device aside on which three unrelated subtests broke, if there is another, and run the three there."""
+        mine = self.strikes.setdefault(device, {})
+        mine.setdefault((job.planned.method, job.planned.backend), job)
+        others = {lane for lane in self.lanes if lane not in (None, device)}
+        if len(mine) < STRIKES or not others or device not in self.lanes:
+            return
+        self.remark(f"device {device} set aside: {len(mine)} unrelated subtests broke on it; they run again elsewhere")
+        self.lanes = [None if lane == device else lane for lane in self.lanes]
+        for broken in mine.values():
+            number = self.options.repeat + self.options.confirm
+            self.scheduler.alone.append(Job(broken.planned, broken.shard, number, alone=True, avoid=device))
+        for worker in self.workers.values():
+            if worker.device == device and self.crew is not None:
+                self.crew.kill(worker, "device")
+
+    # Deaths
+
+    def check_clocks(self, crew: Crew) -> None:
+        """Kill what is over its time. The worker's own stack dump came first, at the deadline."""
+        crew.check()
+        now, limit = time.monotonic(), self.options.deadline
+        for worker in self.workers.values():
+            if worker.killed or worker.status is not None:
+                continue
+            if worker.inside is not None:
+                if now - worker.since > limit + min(5.0, max(0.5, 0.05 * limit)):
+                    crew.kill(worker, "deadline")
+            elif not crew.up or now - worker.since <= self.options.start_limit:
+                continue
+            elif worker.queue or worker.ending or not worker.ready:
+                crew.kill(worker, "silent")
+
+    def bury(self, worker: Worker, crew: Crew) -> None:
+        """A worker is gone: judge the subtest it was inside of, and put the rest back."""
+        self.read(worker, final=True)
+        crew.forget(worker)
+        if self.workers.get(worker.lane) is worker:
+            del self.workers[worker.lane]
+        how = processes.say_status(worker.status or 0)
+        if worker.fatal:
+            raise OrchestratorError("O501", f"{worker.name} cannot record: {worker.fatal}", "free space, then --resume")
+        job, worker.inside = worker.inside, None
+        if job is not None:
+            innocent = worker.killed in ("launcher", "device") and job.lost < 2
+            if innocent:
+                job.lost += 1
+                worker.queue.appendleft(job)
+            else:
+                self.judge(worker, job, how)
+        elif worker.killed not in ("launcher", "device"):
+            self.blame_start(worker, how)
+        self.scheduler.put_back(worker.queue)
+        expected = worker.ending and how == "exit:0" and not worker.queue
+        if not expected and how != f"exit:{EXIT_UNFIT}":
+            self.restarts += 1
+            if self.restarts > self.options.max_restarts:
+                raise OrchestratorError("O504", f"{self.restarts} workers had to be replaced; the rest is not run")
+
+    def judge(self, worker: Worker, job: Job, how: str) -> None:
+        """Write down that a subtest ended its worker, and how."""
+        spent = round(time.monotonic() - worker.since, 3)
+        planned = job.planned
+        outcome, detail = outcomes.CRASHED, worker.log_tail()
+        if worker.killed == "deadline":
+            outcome, message = outcomes.TIMEOUT, f"no end after {self.options.deadline:g} s; its worker was killed"
+        elif planned.action == "crash" and how == "exit:0":
+            message = "its process left with exit:0, which is no crash"
+        elif planned.action == "crash" and planned.required_exit in (None, how):
+            outcome, message = outcomes.KNOWN_FAILURE, f"crashed as required: {how}"
+        elif planned.action == "crash":
+            message = f"crashed with {how}; the known failure requires {planned.required_exit}"
+        else:
+            message = f"its worker ended inside it: {how}"
+            if how == "SIGKILL":
+                message += " (the kernel's out-of-memory killer, unless somebody killed it by hand)"
+        self.write_judgement(job, outcome, message, worker, detail, spent)
+
+    def write_judgement(
+        self, job: Job, outcome: str, message: str, worker: Worker, detail: str = "", seconds: float = 0.0
+    ) -> None:
+        event: dict[str, object] = {
+            "event": "judged", "id": job.planned.id, "attempt": job.attempt, "outcome": outcome, "message": message,
+            "worker": worker.name, "device": worker.device, "seconds": seconds, "t": time.time(), "detail": detail,
+        }  # fmt: skip
+        self.journal.write(event)
+        attempt = self.ledger.judge("supervisor", event)
+        if attempt is not None:
+            self.idle_deaths[worker.lane] = 0
+            self.after(job, attempt)
+
+    def blame_start(self, worker: Worker, how: str) -> None:
+        """A worker died outside of any subtest. A module that kills its workers twice is condemned as a whole."""
+        if worker.collecting is not None:
+            file = worker.collecting
+            self.collect_deaths[file] += 1
+            if self.collect_deaths[file] >= MAX_COLLECT_DEATHS:
+                condemned = [job for job in worker.queue if job.planned.file == file]
+                condemned += self.scheduler.drop(lambda job: job.planned.file == file)
+                worker.queue = type(worker.queue)(job for job in worker.queue if job.planned.file != file)
+                for job in condemned:
+                    message = f"workers end while they collect {file}: {how}"
+                    self.write_judgement(job, outcomes.CRASHED, message, worker, worker.log_tail())
+                return
+        if not worker.finished and (worker.queue or not worker.ready):
+            self.idle_deaths[worker.lane] += 1
+            if self.idle_deaths[worker.lane] >= MAX_IDLE_DEATHS:
+                self.remark(f"lane {worker.lane + 1} given up: its workers die before they run anything ({how})")
+                self.lanes[worker.lane] = None
+
+    def remark(self, message: str) -> None:
+        self.journal.write({"event": "remark", "message": message, "t": time.time()})
+        self.ledger.remarks.append(message)
+
+    @property
+    def pids(self) -> list[int]:
+        return [os.getpid(), *(worker.pid for worker in self.workers.values() if worker.pid)]

@@ -1,0 +1,109 @@
+"""The verdict as plain text: shards, totals, what ran, margins, and a command for each failure."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterable
+
+from orchestrator import outcomes
+from orchestrator.verdict import Result, Verdict
+
+MAX_FAILURES = 60
+MAX_LINES = 12
+
+
+def count_line(counts: Counter[str]) -> str:
+    """``531 passed, 17 known failures``, the expected first."""
+    return ", ".join(outcomes.say(name, counts[name]) for name in reversed(outcomes.ORDER) if counts[name]) or "nothing"
+
+
+def reproduce(verdict: Verdict, result: Result) -> str:
+    """One command that runs exactly this subtest again."""
+    run = verdict.run
+    env = [f"{name}={shlex.quote(value)}" for name, value in (("ATTNMATRIX_FAULT", run.fault),) if value]
+    tests = run.tests
+    shown = result.shown
+    if result.outcome in (outcomes.FAILED, outcomes.UNEXPECTED_PASS) and result.planned.action != "crash":
+        node = f"{tests}/{result.planned.file}::{result.planned.test}"
+        device = [] if shown is None or run.device_kind != "cpu" else ["ATTNMATRIX_DEVICE=cpu"]
+        return " ".join([*env, *device, "python -m pytest", shlex.quote(node)])
+    where = [] if tests == "generated_tests" else ["--tests", shlex.quote(tests)]
+    return " ".join([*env, "python -m orchestrator run", *where, result.planned.id])
+
+
+def failure_lines(verdict: Verdict, result: Result) -> Iterable[str]:
+    """One failure: what, why, by how much, where, and the command."""
+    yield f"{outcomes.PHRASES[result.outcome][0].upper()} {result.planned.id}"
+    shown = result.shown
+    if shown is not None:
+        lines = [line for line in shown.message.splitlines() if line.strip()]
+        yield from (f"    {line}" for line in lines[:MAX_LINES])
+        facts = []
+        if shown.margin is not None and shown.outcome != outcomes.UNEXPECTED_PASS:
+            facts.append(f"{shown.margin:.3g} x the tolerance")
+        if shown.max_abs is not None:
+            facts.append(f"max abs {shown.max_abs:.3g}")
+        if shown.row is not None:
+            facts.append(f"row {shown.row}")
+        if facts:
+            yield f"    {', '.join(facts)}"
+    if result.outcome == outcomes.UNEXPECTED_PASS:
+        yield f"    it passes now: delete the entry {result.planned.known_failure} from suite.toml, or narrow it"
+    if len(result.attempts) > 1:
+        yield f"    {result.rate} attempts"
+    yield f"    rerun: {reproduce(verdict, result)}"
+
+
+def shard_lines(verdict: Verdict) -> Iterable[str]:
+    """One line per shard."""
+    by_shard: dict[int, list[Result]] = {}
+    for result in verdict.results:
+        by_shard.setdefault(result.shard, []).append(result)
+    number = len(verdict.plan.shards)
+    for shard in sorted(by_shard):
+        results = by_shard[shard]
+        seconds = sum(result.seconds for result in results)
+        counts = Counter(result.outcome for result in results)
+        yield f"shard {shard + 1}/{number}  {len(results):5d} subtests  {seconds:7.1f} s  {count_line(counts)}"
+
+
+def summary(verdict: Verdict, wall: float | None = None) -> str:
+    """Everything that is printed after a run."""
+    lines = [*shard_lines(verdict), ""]
+    counts = verdict.counts
+    took = f" in {wall:.1f} s" if wall is not None else ""
+    lines.append(f"{len(verdict.results)} planned{took}: {count_line(counts)}")
+    ran = verdict.ran
+    if ran:
+        lines.append("ran: " + ", ".join(f"{count} {kind}" for kind, count in ran.most_common()))
+    unavailable = Counter(r.shown.kind for r in verdict.results if r.outcome == outcomes.UNAVAILABLE and r.shown)
+    if unavailable:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in unavailable.most_common())
+        lines.append(f"UNAVAILABLE on this host, and so not tested: {kinds}")
+    thin = verdict.thinnest()
+    if thin:
+        lines += ["", "thinnest margins (largest error as a share of its tolerance):"]
+        lines += [f"  {result.margin:6.3f}  {result.planned.id}" for result in thin]
+    failures = verdict.failures
+    if failures:
+        lines.append("")
+        for result in [f for f in failures if f.outcome != outcomes.NOT_RUN][:MAX_FAILURES]:
+            lines += failure_lines(verdict, result)
+        rest = len([f for f in failures if f.outcome != outcomes.NOT_RUN]) - MAX_FAILURES
+        if rest > 0:
+            lines.append(f"... and {rest} more; see the reports")
+        if counts[outcomes.NOT_RUN]:
+            names = [result.planned.id for result in failures if result.outcome == outcomes.NOT_RUN]
+            lines.append(f"NOT RUN: {len(names)}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}")
+    lines += [f"note: {remark}" for remark in verdict.remarks]
+    if verdict.noted:
+        lines.append(f"note: {verdict.noted} lines in the events files are no events and count for nothing:")
+        lines += [f"  {note}" for note in verdict.notes[:5]]
+    return "\n".join(lines)
+
+
+def main_command() -> str:
+    """How to call this program, as it was called."""
+    return "nox -s gpu_matrix --" if os.environ.get("NOX_CURRENT_SESSION") else "python -m orchestrator run"

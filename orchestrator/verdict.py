@@ -1,0 +1,164 @@
+"""One outcome for every planned id, from whatever the events say. What the events do not say was not run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from orchestrator import outcomes
+from orchestrator.events import read_events
+from orchestrator.folder import Folder, Run
+from orchestrator.ledger import Attempt, Ledger
+from orchestrator.manifest import Planned
+from orchestrator.planning import Plan
+
+
+@dataclass(slots=True)
+class Result:
+    """The verdict on one planned subtest; ``attempts`` in the order of their numbers."""
+
+    planned: Planned
+    shard: int
+    outcome: str
+    attempts: list[Attempt]
+
+    @property
+    def shown(self) -> Attempt | None:
+        """The attempt that explains the outcome: the gravest one."""
+        return min(self.attempts, key=lambda attempt: outcomes.ORDER.index(attempt.outcome), default=None)
+
+    @property
+    def seconds(self) -> float:
+        return sum(attempt.seconds for attempt in self.attempts)
+
+    @property
+    def margin(self) -> float | None:
+        return max((attempt.margin for attempt in self.attempts if attempt.margin is not None), default=None)
+
+    @property
+    def rate(self) -> str:
+        """``failed 2 of 5`` for a subtest with several attempts."""
+        bad = sum(attempt.outcome not in outcomes.EXPECTED for attempt in self.attempts)
+        return f"failed {bad} of {len(self.attempts)}"
+
+    @property
+    def message(self) -> str:
+        shown = self.shown
+        return shown.message if shown else ""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """A whole run, or several merged ones."""
+
+    run: Run
+    plan: Plan
+    results: list[Result]
+    require_all: bool = False
+    notes: list[str] = field(default_factory=list)
+    noted: int = 0
+    remarks: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    busy: dict[str, float] = field(default_factory=dict)
+    """Seconds inside subtests, by worker."""
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(result.outcome for result in self.results)
+
+    @property
+    def exit_code(self) -> int:
+        counts = self.counts
+        for outcome, code in outcomes.EXIT_CODES.items():
+            if counts[outcome] and (outcome != outcomes.UNAVAILABLE or self.require_all):
+                return code
+        return 0
+
+    @property
+    def failures(self) -> list[Result]:
+        """Everything that makes the exit code differ from 0, gravest first."""
+        allowed = outcomes.EXPECTED if self.require_all else outcomes.EXPECTED | {outcomes.UNAVAILABLE}
+        bad = [result for result in self.results if result.outcome not in allowed]
+        return sorted(bad, key=lambda result: outcomes.ORDER.index(result.outcome))
+
+    @property
+    def ran(self) -> Counter[str]:
+        """How many subtests ran ``native``, ``interpreted``, ``emulated``, or a mixture, which is named as such."""
+        out: Counter[str] = Counter()
+        for result in self.results:
+            kinds = sorted({kind for attempt in result.attempts for kind in attempt.ran})
+            if kinds:
+                out[" + ".join(kinds)] += 1
+        return out
+
+    def thinnest(self, number: int = 10) -> list[Result]:
+        """Passed subtests that came closest to their tolerance."""
+        passed = [r for r in self.results if r.outcome == outcomes.PASSED and r.margin is not None]
+        return sorted(passed, key=lambda result: (-(result.margin or 0.0), result.planned.id))[:number]
+
+
+def settle(planned: Planned, attempt: Attempt) -> str:
+    """The outcome of one attempt in the light of the plan."""
+    outcome = attempt.outcome
+    if planned.action == "crash":
+        if outcome == outcomes.PASSED:
+            return outcomes.UNEXPECTED_PASS
+        if outcome == outcomes.FAILED and attempt.poisoned and planned.required_exit in (None, "cuda_error"):
+            return outcomes.KNOWN_FAILURE
+    if planned.action is None and outcome in (outcomes.KNOWN_FAILURE, outcomes.SKIPPED_KNOWN):
+        return outcomes.FAILED
+    if outcome == outcomes.UNAVAILABLE and attempt.kind not in outcomes.UNAVAILABLE_KINDS:
+        return outcomes.FAILED
+    return outcome
+
+
+def conclude(planned: Planned, attempts: list[Attempt], repeat: int) -> str:
+    """One outcome from all attempts. Attempts that disagree about success are flaky, never green."""
+    seen = {attempt.outcome for attempt in attempts}
+    missing = repeat - sum(attempt.attempt < repeat for attempt in attempts)
+    if not seen:
+        return outcomes.NOT_RUN
+    bad = seen & outcomes.BAD
+    if missing:
+        return outcomes.worst(bad) if bad else outcomes.NOT_RUN
+    if len(seen) == 1 or seen <= outcomes.BAD:
+        return outcomes.worst(seen)
+    return outcomes.FLAKY
+
+
+def read_ledger(folders: Iterable[Folder], plan: Plan) -> Ledger:
+    """Every event of some run folders. Workers first: what they saw outranks what the supervisor concluded."""
+    ledger = Ledger({planned.id: planned for planned in plan.subtests})
+    folders = list(folders)
+    prefix = len(folders) > 1
+    for folder in folders:
+        for path in folder.event_files():
+            source = f"{folder.path.name}/{path.stem}" if prefix else path.stem
+            for event in read_events(path):
+                ledger.feed(source, event)
+    for folder in folders:
+        for event in read_events(folder.journal):
+            ledger.judge("supervisor", event)
+    return ledger
+
+
+def build_verdict(run: Run, plan: Plan, ledger: Ledger, require_all: bool = False) -> Verdict:
+    """Join plan and attempts. Of a partial run, only its own shard is judged."""
+    results = []
+    mine = plan.shards if run.part is None else [plan.shards[run.part[0] - 1]]
+    for blocks in mine:
+        for block in blocks:
+            for planned in block.subtests:
+                tries = ledger.attempts.get(planned.id, {})
+                attempts = [tries[number] for number in sorted(tries)]
+                for attempt in attempts:
+                    attempt.outcome = settle(planned, attempt)
+                results.append(Result(planned, block.shard, conclude(planned, attempts, run.repeat), attempts))
+    busy: Counter[str] = Counter()
+    for result in results:
+        for attempt in result.attempts:
+            busy[attempt.worker] += attempt.seconds  # type: ignore[assignment]
+    return Verdict(
+        run, plan, results, require_all, ledger.notes, ledger.noted, ledger.remarks, ledger.interrupted > 0, dict(busy)
+    )
