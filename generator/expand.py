@@ -1,0 +1,103 @@
+"""A checked spec to the subtests of one profile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from generator.index import Choice, Index, Selection, Variant, axis_values
+from generator.problems import Loc, Problem
+from generator.spec import DEFAULT_LAYOUT, Cell
+from generator.subtests import CasePoint, ModelPoint, Subtest, case_point, model_point
+
+
+def expand(index: Index, profile: str) -> list[Subtest]:
+    """All subtests of a profile in the order of the file, without known failures attached."""
+    selection = index.selection(profile)
+    return list(itertools.chain.from_iterable(of_variant(index, item, selection) for item in index.variants))
+
+
+def of_variant(index: Index, variant: Variant, selection: Selection) -> Iterator[Subtest]:
+    """The subtests of one sweep or twin."""
+    if selection.sweeps is not None and variant.name not in selection.sweeps:
+        return
+    axes = axis_values(variant.axes)
+    if variant.name in selection.collapse and variant.base is not None:
+        axes = axis_values(variant.base)
+    for number, cell in enumerate(variant.sweep.cell):
+        yield from of_cell(index, variant, cell, ("sweep", variant.index, "cell", number), axes)
+
+
+def of_cell(index: Index, variant: Variant, cell: Cell, loc: Loc, outer: dict[str, list[object]]) -> Iterator[Subtest]:
+    """Backends x cases x runners x axes of one cell."""
+    spec = index.spec
+    axes = {**outer, **axis_values(cell.axes)}
+    names = [name for name in type(cell.axes).model_fields if name in axes]  # the order of an id
+    points = list(itertools.product(*(axes[name] for name in names)))
+    labels = [[label(name, value) for name, value in zip(names, point, strict=True)] for point in points]
+    fixed = {"seq_lens": cell.seq_lens or variant.sweep.seq_lens}
+    method = spec.methods[cell.method]
+    choices = index.choices(variant, cell, loc)
+    for backend_name in cell.backends:
+        backend = spec.backends[backend_name]
+        tolerance = method.tolerance[backend.dtype]
+        requires = tuple(backend.requires)
+        for choice in choices:
+            model, case = resolved(index, cell.method, backend_name, choice)
+            head = f"{cell.method}.{backend_name}.{variant.name}.{choice.speculation or choice.case.name}"
+            for runner in variant.runners:
+                start = f"{head}.{runner}" if variant.runner_varies else head
+                for point, ends in zip(points, labels, strict=True):
+                    values = {**fixed, **dict(zip(names, point, strict=True))}
+                    yield Subtest(
+                        id=".".join((start, *ends)),
+                        adapter=backend.adapter,
+                        model=model,
+                        case=case,
+                        runner=runner,
+                        seq_lens=str(values["seq_lens"]),
+                        tolerance=tolerance,
+                        layout=str(values.get("layout", DEFAULT_LAYOUT)),
+                        pad_style=values.get("pad_style"),  # type: ignore[arg-type]
+                        multiplier=values.get("multiplier", 1),  # type: ignore[arg-type]
+                        requires=requires,
+                        weight=backend.weight,
+                        method=cell.method,
+                        backend=backend_name,
+                        sweep=variant.name,
+                        shape=choice.case.name,
+                        speculation=choice.speculation,
+                        loc=loc,
+                        case_loc=("case", choice.case_index),
+                    )
+
+
+def resolved(index: Index, method: str, backend_name: str, choice: Choice) -> tuple[ModelPoint, CasePoint]:
+    """The model and the case of a choice on a backend."""
+    spec = index.spec
+    backend = spec.backends[backend_name]
+    draft = spec.speculations[choice.speculation] if choice.speculation else None
+    return (
+        model_point(method, spec.methods[method], backend, choice.case),
+        case_point(choice.case, backend, choice.speculation, draft),
+    )
+
+
+def label(axis: str, value: object) -> str:
+    """How a value of an axis appears in an id."""
+    return f"x{value}" if axis == "multiplier" else str(value)
+
+
+def check_unique(subtests: list[Subtest]) -> Iterator[Problem]:
+    """No id twice, and no two ids for the same kernel inputs and replay plan."""
+    ids: dict[str, Subtest] = {}
+    inputs: dict[tuple[object, ...], Subtest] = {}
+    for subtest in subtests:
+        first = ids.setdefault(subtest.id, subtest)
+        if first is not subtest:
+            yield Problem("E-duplicate-id", subtest.loc, f"the id {subtest.id} exists already")
+            continue
+        twin = inputs.setdefault(subtest.inputs, subtest)
+        if twin is not subtest:
+            message = f"{subtest.id} has the same kernel inputs and replay plan as {twin.id}"
+            yield Problem("E-same-inputs", subtest.loc, message, "nothing is counted twice: remove one")

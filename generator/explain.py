@@ -1,0 +1,81 @@
+"""Everything about one subtest, for a person and for a program."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from generator.manifest import GENERATED, node
+from generator.matrix import Project
+from generator.problems import Loc
+from generator.subtests import Subtest
+
+
+def fields(subtest: Subtest) -> dict[str, Any]:
+    """Every field of a subtest as plain data."""
+    entry = subtest.known_failure
+    return {
+        "id": subtest.id,
+        "node": node(subtest, GENERATED),
+        "method": subtest.method,
+        "backend": subtest.backend,
+        "sweep": subtest.sweep,
+        "runner": subtest.runner,
+        "seq_lens": subtest.seq_lens,
+        "layout": subtest.layout,
+        "pad_style": subtest.pad_style,
+        "multiplier": subtest.multiplier,
+        "adapter": subtest.adapter,
+        "model": dataclasses.asdict(subtest.model),
+        "case": dataclasses.asdict(subtest.case),
+        "tolerance": {"atol": subtest.tolerance.atol, "rtol": subtest.tolerance.rtol},
+        "requires": list(subtest.requires),
+        "known_failure": entry.id if entry else None,
+        "known_failure_action": entry.action if entry else None,
+        "fingerprint": subtest.fingerprint,
+    }
+
+
+def explanation(project: Project, subtest: Subtest, spec_name: str) -> str:
+    """A subtest for a person: what it runs, and which lines of the spec say so."""
+
+    def line(loc: Loc) -> str:
+        return f"{spec_name}:{project.document.positions.find(loc, key=True)[0]}"
+
+    case, model = subtest.case, subtest.model
+    rows: list[tuple[str, object]] = [
+        ("declared at", line(subtest.loc)),
+        ("case", f"{case.name}, {case.mode}, {line(subtest.case_loc)}"),
+        ("lengths", f"prefix {case.prefix_lens} -> extend {case.extend_lens}, pages of {case.page_size}"),
+        ("runner", subtest.runner),
+        ("seq_lens", subtest.seq_lens),
+        ("layout", subtest.layout),
+    ]
+    if case.speculation is not None:
+        rows.append(("speculation", f"{subtest.speculation}: {stated(case.speculation)}"))
+        rows[-1] = (rows[-1][0], f"{rows[-1][1]}, {line(('speculations', subtest.speculation or ''))}")
+    if subtest.pad_style is not None:
+        rows.append(("padding", f"{subtest.pad_style}, captured at {subtest.multiplier}x the real batch"))
+    rows += [
+        ("model", stated(model)),
+        ("backend", f"{subtest.adapter}, {line(('backends', subtest.backend))}"),
+        ("tolerance", f"atol {subtest.tolerance.atol}, rtol {subtest.tolerance.rtol}"),
+        ("requires", ", ".join(subtest.requires) or "nothing more"),
+    ]
+    entry = subtest.known_failure
+    if entry is not None:
+        at = project.spec.known_failure.index(entry)
+        rows.append(("known failure", f"{entry.id} ({entry.action}): {' '.join(entry.reason.split())}"))
+        rows.append(("", line(("known_failure", at))))
+    rows += [
+        ("fingerprint", subtest.fingerprint),
+        ("run it", f"python -m pytest '{node(subtest, GENERATED)}'"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([subtest.id, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
+
+def stated(value: Any) -> str:
+    """The fields of a dataclass that are set, as ``name=value``."""
+    pairs = ((item.name, getattr(value, item.name)) for item in dataclasses.fields(value))
+    return " ".join(f"{name}={text}" for name, text in pairs if text not in (None, (), False))

@@ -1,0 +1,231 @@
+"""Checks that every cell can run: the backend supports what the cell asks of it, and the sweep says all it must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from generator.index import Choice, Index, Variant, axis_values
+from generator.problems import Loc, Problem, quote
+from generator.spec import SPECULATIVE_MODES, Backend, Cell, Speculation
+from generator.subtests import case_point, features_needed, model_point
+from generator.values import listing
+
+RUNNER_MODES = {
+    "eager": frozenset({"EXTEND", "DECODE", "MIXED"}) | SPECULATIVE_MODES,
+    "cuda_graph": frozenset({"DECODE"}) | SPECULATIVE_MODES,
+    "cuda_graph_multi_step": frozenset({"DECODE"}),
+    "pcg": frozenset({"EXTEND", "MIXED"}),
+    "bcg": frozenset({"EXTEND", "MIXED"}),
+}
+CONVENTIONS = {
+    "EXTEND": ("total",),
+    "DECODE": ("total",),
+    "MIXED": ("total",),
+    "TARGET_VERIFY": ("prefix",),
+    "DRAFT_EXTEND": ("total",),
+    "DRAFT_EXTEND_V2": ("total", "prefix"),
+}
+PADDED_RUNNERS = frozenset({"cuda_graph", "cuda_graph_multi_step"})
+
+
+def check_support(index: Index) -> Iterator[Problem]:
+    """All problems of sweeps and cells. A problem of a sweep and its twin alike is reported once."""
+    seen: set[tuple[str, Loc, str]] = set()
+    for problem in _problems(index):
+        key = (problem.code, problem.loc, problem.message)
+        if key not in seen:
+            seen.add(key)
+            yield problem
+
+
+def _problems(index: Index) -> Iterator[Problem]:
+    for variant in index.variants:
+        yield from base_point(variant)
+        for number, cell in enumerate(variant.sweep.cell):
+            loc: Loc = ("sweep", variant.index, "cell", number)
+            yield from cell_keys(variant, cell, loc)
+            yield from cell_axes(variant, cell, loc)
+            yield from cell_modes(index, variant, cell, loc)
+            for at, name in enumerate(cell.backends):
+                backend = index.spec.backends.get(name)
+                if backend is not None:
+                    yield from on_backend(index, variant, cell, loc, (*loc, "backends", at), name, backend)
+    for name, profile in index.spec.profiles.items():
+        for at, sweep in enumerate(profile.collapse):
+            for variant in (found for found in index.variants if found.name == sweep):
+                if variant.base is None or not axis_values(variant.axes):
+                    message = f"sweep {quote(sweep)} cannot be collapsed"
+                    yield Problem(
+                        "E-collapse",
+                        ("profiles", name, "collapse", at),
+                        message,
+                        "give the sweep axes and a base point",
+                    )
+
+
+def base_point(variant: Variant) -> Iterator[Problem]:
+    """The base point of a sweep names one existing value of each of its axes."""
+    if variant.base is None:
+        return
+    loc = (*variant.loc, "base")
+    axes, base = axis_values(variant.axes), axis_values(variant.base)
+    for name in axes.keys() - base.keys():
+        yield Problem("E-base", loc, f"the base point says nothing about the axis {name}")
+    for name, (value,) in base.items():
+        if name not in axes:
+            yield Problem("E-base", (*loc, name), f"{name} is no axis of the sweep {quote(variant.name)}")
+        elif value not in axes[name]:
+            values = ", ".join(quote(item) for item in axes[name])
+            yield Problem(
+                "E-base", (*loc, name), f"{quote(value)} is no value of the axis {name}", f"its values are {values}"
+            )
+
+
+def cell_keys(variant: Variant, cell: Cell, loc: Loc) -> Iterator[Problem]:
+    """A cell has cases, or it has spec and a shape."""
+    if (cell.cases is None) == (cell.spec is None):
+        have = "both cases and spec" if cell.spec is not None else "neither cases nor spec"
+        yield Problem("E-cell-cases", loc, f"the cell has {have}", "it needs one of them")
+    if cell.spec is not None and cell.shape is None and variant.sweep.shape is None:
+        yield Problem(
+            "E-cell-shape", (*loc, "spec"), "spec needs a shape", "name a case as shape of the cell or of the sweep"
+        )
+    if cell.spec is None and cell.shape is not None:
+        yield Problem("E-cell-shape", (*loc, "shape"), "a shape without spec does nothing", "list the case in cases")
+
+
+def cell_axes(variant: Variant, cell: Cell, loc: Loc) -> Iterator[Problem]:
+    """Axes are stated once, padding comes as a pair, and seq_lens is stated."""
+    outer, inner = axis_values(variant.axes), axis_values(cell.axes)
+    for name in outer.keys() & inner.keys():
+        yield Problem("E-axis-twice", (*loc, "axes", name), f"sweep {quote(variant.name)} has the axis {name} already")
+    axes = {**outer, **inner}
+    where = (*loc, "axes") if "pad_style" in inner or "multiplier" in inner else (*variant.loc, "axes")
+    if ("pad_style" in axes) != ("multiplier" in axes):
+        here, missing = ("pad_style", "multiplier") if "pad_style" in axes else ("multiplier", "pad_style")
+        yield Problem("E-pad-axis", where, f"the axis {here} needs the axis {missing}")
+    elif "pad_style" in axes:
+        for runner in variant.runners:
+            if runner not in PADDED_RUNNERS:
+                message = f"the runner {quote(runner)} pads nothing"
+                yield Problem("E-pad-axis", where, message, f"padded are {', '.join(sorted(PADDED_RUNNERS))}")
+    stated = [cell.seq_lens is not None, variant.sweep.seq_lens is not None, "seq_lens" in axes]
+    if not any(stated):
+        message = f"the cell does not say what seq_lens means in {quote(variant.name)}"
+        yield Problem(
+            "E-seq-lens-unstated", loc, message, 'add seq_lens = "total" or "prefix" to the cell or the sweep'
+        )
+    elif sum(stated) > 1:
+        yield Problem("E-seq-lens-twice", loc, "seq_lens is stated by more than one of cell, sweep and axes")
+
+
+def cell_modes(index: Index, variant: Variant, cell: Cell, loc: Loc) -> Iterator[Problem]:
+    """Each case fits the runner, the speculation and the seq_lens convention."""
+    axes = {**axis_values(variant.axes), **axis_values(cell.axes)}
+    stated = axes.get("seq_lens", [cell.seq_lens or variant.sweep.seq_lens])
+    for choice in index.choices(variant, cell, loc):
+        case, mode = choice.case, choice.case.mode
+        for runner in variant.runners:
+            if mode not in RUNNER_MODES[runner]:
+                message = f"the runner {quote(runner)} cannot run {mode}, the mode of case {quote(case.name)}"
+                yield Problem("E-runner-mode", choice.loc, message)
+        multi_step = "cuda_graph_multi_step" in variant.runners
+        if choice.speculation is None and (mode in SPECULATIVE_MODES or multi_step):
+            message = f"case {quote(case.name)} needs a speculation in {quote(variant.name)}"
+            yield Problem("E-case-needs-spec", choice.loc, message, "use it as a shape with spec")
+        if choice.speculation is not None and mode not in SPECULATIVE_MODES and not multi_step:
+            yield Problem("E-case-no-spec", choice.loc, f"shape {quote(case.name)} is {mode}, which has no draft")
+        for value in stated:
+            if value is not None and value not in CONVENTIONS[mode]:
+                message = f"seq_lens is {quote(value)}, but {mode} knows only {' and '.join(CONVENTIONS[mode])}"
+                yield Problem("E-seq-lens-mode", choice.loc, message)
+        speculation = index.spec.speculations.get(choice.speculation or "")
+        if speculation is not None:
+            yield from draft_lengths(choice, speculation)
+
+
+def draft_lengths(choice: Choice, speculation: Speculation) -> Iterator[Problem]:
+    """Stated extend_lens fit the number of draft tokens."""
+    case, count = choice.case, speculation.draft_tokens
+    stated = case.extend_lens or []
+    exact = case.mode in ("TARGET_VERIFY", "DRAFT_EXTEND_V2")
+    if (exact and any(item != count for item in stated)) or (
+        case.mode == "DRAFT_EXTEND" and max(stated, default=0) > count
+    ):
+        wanted = f"{'exactly' if exact else 'at most'} {count}"
+        message = f"case {quote(case.name)} has extend_lens {stated}, but {quote(choice.speculation)} wants {wanted}"
+        yield Problem("E-lens-mode", choice.loc, message)
+
+
+def on_backend(
+    index: Index, variant: Variant, cell: Cell, cell_loc: Loc, loc: Loc, name: str, backend: Backend
+) -> Iterator[Problem]:
+    """What one backend of a cell lacks. Cases that lack the same thing share one problem."""
+    label = f"backend {quote(name)}"
+    method = index.spec.methods.get(cell.method)
+    if cell.method in index.spec.methods and cell.method not in backend.methods:
+        yield Problem("E-backend-method", loc, f"{label} does not implement {quote(cell.method)}", has(backend.methods))
+        return
+    for runner in variant.runners:
+        if runner not in backend.runners:
+            yield Problem(
+                "E-backend-runner", loc, f"{label} does not support the runner {quote(runner)}", has(backend.runners)
+            )
+    if method is not None and backend.dtype not in method.tolerance:
+        message = f"method {quote(cell.method)} states no tolerance for {backend.dtype}, the dtype of {label}"
+        yield Problem("E-no-tolerance", ("methods", cell.method, "tolerance"), message)
+    modes: dict[str, list[str]] = {}
+    pages: dict[int, list[str]] = {}
+    features: dict[str, list[str]] = {}
+    for choice in index.choices(variant, cell, cell_loc):
+        case = choice.case
+        if case.mode not in backend.modes:
+            modes.setdefault(case.mode, []).append(case.name)
+        page = case.page_size or backend.page_size
+        if page not in backend.page_sizes:
+            pages.setdefault(page, []).append(case.name)
+        speculation = index.spec.speculations.get(choice.speculation or "")
+        needed = features_needed(case.model)
+        if method is not None and method.window is not None:
+            needed.add("window")
+        if speculation is not None and branches(speculation):
+            needed.add("tree")
+        for feature in sorted(needed - set(backend.features)):
+            features.setdefault(feature, []).append(case_point(case, backend, choice.speculation, speculation).name)
+        if method is not None:
+            model = model_point(cell.method, method, backend, case)
+            if model.q_heads % model.kv_heads:
+                message = (
+                    f"case {quote(case.name)} gives {label} {model.q_heads} query heads and {model.kv_heads} KV heads"
+                )
+                yield Problem("E-heads", choice.loc, message)
+    for mode, cases in modes.items():
+        yield Problem(
+            "E-backend-mode", loc, f"{label} does not support {mode}, the mode of {some(cases)}", has(backend.modes)
+        )
+    for page, cases in pages.items():
+        message = f"{label} does not have pages of {page}, which {some(cases)} need{'s' * (len(cases) == 1)}"
+        yield Problem("E-backend-page", loc, message, f"its page sizes are {listing(backend.page_sizes)}")
+    for feature, cases in features.items():
+        message = (
+            f"{label} does not have the feature {quote(feature)}, which {some(cases)} need{'s' * (len(cases) == 1)}"
+        )
+        yield Problem("E-backend-feature", loc, message)
+
+
+def branches(speculation: Speculation) -> bool:
+    """Whether the draft is a tree rather than a chain."""
+    parents = [parent for parent in speculation.parents if parent >= 0]
+    return speculation.topk > 1 or len(parents) != len(set(parents))
+
+
+def has(values: Iterable[str]) -> str:
+    """A hint that lists what there is."""
+    return f"it has {', '.join(values)}"
+
+
+def some(cases: list[str]) -> str:
+    """The cases a problem is about, the first few by name."""
+    names = list(dict.fromkeys(cases))
+    shown = ", ".join(quote(name) for name in names[:3])
+    return f"case{'s' * (len(names) > 1)} {shown}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
