@@ -66,3 +66,14 @@ def causal_window(
     if not cuts_right:
         return key >= position - left
     return (key >= position - left) & (key <= position + right)
+
+
+def merge_parts(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Results of `attend` over disjoint sets of keys, as one. A part without keys has an LSE of -inf and adds zeros."""
+    if len(parts) == 1:
+        return parts[0]
+    outs = torch.stack([out for out, _ in parts])
+    lses = torch.stack([lse for _, lse in parts])
+    lse = torch.logsumexp(lses, dim=0)
+    weights = torch.exp(lses - lse.masked_fill(lse == NEGATIVE_INFINITY, 0.0))
+    return (outs * weights.unsqueeze(-1)).sum(dim=0), lse

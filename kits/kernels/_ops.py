@@ -59,3 +59,23 @@ def check_ids(kernel: str, argument: str, row: int, ids: Sequence[int], limit: i
         raise KernelFault(
             kernel, argument, f"row {row}, entry {position}: {what} {ids[position]} is outside 0..{limit - 1}"
         )
+
+
+def page_slice(
+    kernel: str, argument: str, row: int, table: torch.Tensor, page_size: int, pages: int, first: int, stop: int
+) -> tuple[torch.Tensor, slice]:
+    """The pages with keys ``first .. stop - 1`` of a request, and where in them, laid end to end, those keys lie.
+
+    ``table`` is the request's row of a page table, ``pages`` the number of pages of the cache. Only the entries of
+    pages that hold one of these keys are read; a table too narrow for them, or an id outside the cache, is a fault.
+    """
+    first_page, last_page = first // page_size, (stop - 1) // page_size
+    if last_page >= table.shape[0]:
+        raise KernelFault(
+            kernel,
+            argument,
+            f"row {row}: {stop} keys need {last_page + 1} pages of {page_size}; it has {table.shape[0]}",
+        )
+    ids = table[first_page : last_page + 1]
+    check_ids(kernel, argument, row, ids.tolist(), pages)
+    return ids, slice(first - first_page * page_size, stop - first_page * page_size)

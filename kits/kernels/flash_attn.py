@@ -163,25 +163,15 @@ def _emulate(
             lse[:, start : start + tokens] = empty
             continue
         position = length - (stop - start)
-        first = max(0, position - window_left) // page_size if window_left >= 0 else 0
-        last = (length - 1) // page_size
-        if last >= page_table.shape[1]:
-            raise KernelFault(
-                KERNEL,
-                "page_table",
-                f"row {row}: {length} keys need {last + 1} pages of {page_size}; the table has {page_table.shape[1]}",
-            )
-        table = page_table[row, first : last + 1]
-        _ops.check_ids(KERNEL, "page_table", row, table.tolist(), pages)
-        first_key = first * page_size
-        skip = max(0, position - window_left - first_key) if window_left >= 0 else 0
-        keys = k_cache[table].flatten(0, 1)[skip : length - first_key]
-        values = v_cache[table].flatten(0, 1)[skip : length - first_key]
+        first = max(0, position - window_left) if window_left >= 0 else 0
+        ids, inside = _ops.page_slice(KERNEL, "page_table", row, page_table[row], page_size, pages, first, length)
+        keys = k_cache[ids].flatten(0, 1)[inside]
+        values = v_cache[ids].flatten(0, 1)[inside]
         if k_descale is not None:
             keys = keys.float() * k_descale[row].view(1, kv_heads, 1)
         if v_descale is not None:
             values = values.float() * v_descale[row].view(1, kv_heads, 1)
-        visible = causal_window(tokens, position, first_key + skip, keys.shape[0], left=window_left, right=right)
+        visible = causal_window(tokens, position, first, length - first, left=window_left, right=right)
         result, result_lse = attend(
             q[start : start + tokens],
             keys,

@@ -244,7 +244,8 @@ def _launch(
             HAS_SINKS=sinks is not None,
             HAS_SCALES=k_scale != 1.0 or v_scale != 1.0,
             V_IN_K=_is_head_of(v_buffer, k_buffer) and (k_new is None or _is_head_of(v_new, k_new)),
-            V_LIKE_K=v_buffer.stride() == k_buffer.stride() and (v_new is None or v_new.stride() == k_new.stride()),
+            V_LIKE_K=v_buffer.stride() == k_buffer.stride()
+            and (k_new is None or v_new is None or v_new.stride() == k_new.stride()),
             OUT_LIKE_Q=out.stride() == q.stride(),
             MANY_Z=grid[0] > 1,
             MANY_M=grid[1] > 1,
