@@ -1,26 +1,26 @@
-"""``python -m orchestrator``: run, merge, report, errors."""
+"""``python -m orchestrator``: the command line, and nothing but that."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
-import subprocess
+import re
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator import errors, text
-from orchestrator.devices import Lanes, choose_lanes
-from orchestrator.durations import LOCAL, SEED, estimate, load_durations, save_durations
+from orchestrator import errors
+from orchestrator.devices import choose_lanes
 from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Folder, Run
-from orchestrator.manifest import Manifest, load_manifest, short
-from orchestrator.planning import Plan, make_plan
-from orchestrator.scheduling import Scheduler
-from orchestrator.selection import Selection, select
-from orchestrator.supervisor import Options, Supervisor
+from orchestrator.manifest import short
+from orchestrator.merging import merge
+from orchestrator.planning import MAX_SHARDS, Plan
+from orchestrator.progress import choose_progress
+from orchestrator.reports import text, write_reports
+from orchestrator.running import Request, default_output, describe, execute, prepare, remember, reopen
+from orchestrator.selection import Selection
 from orchestrator.verdict import Verdict, build_verdict, read_ledger
 
 EPILOG = """exit codes:
@@ -39,147 +39,182 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser(
-        "run", help="plan and run subtests", epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    run.add_argument("ids", nargs="*", metavar="ID", help="subtest ids or pytest nodes; all if none are given")
-    run.add_argument("--tests", type=Path, default=Path("generated_tests"), metavar="DIR", help="generated folder")
-    run.add_argument("-k", dest="keyword", default="", metavar="EXPR", help="words of ids with and, or, not, ( )")
-    for name in ("method", "backend", "sweep"):
-        run.add_argument(
-            f"--{name}", action="append", default=[], metavar="NAME", help=f"only this {name} (repeatable)"
-        )
-    run.add_argument("--shards", type=int, default=4, metavar="N", help="shards to cut the plan into (default 4)")
+    shape = {"epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    run = commands.add_parser("run", help="plan and run subtests", **shape)  # type: ignore[arg-type]
+    add_selection(run)
     run.add_argument("--workers", type=int, metavar="N", help="worker processes at a time")
+    run.add_argument("--workers-per-device", type=int, metavar="N", help="the same for each GPU")
     run.add_argument("--output", type=Path, metavar="DIR", help="run folder (default .attnmatrix/runs/<time>)")
+    run.add_argument("--resume", type=Path, metavar="DIR", help="finish a run that was interrupted")
     run.add_argument("--deadline", type=float, metavar="S", help="seconds a subtest may take (120; on a GPU 300)")
+    run.add_argument("--confirm", type=int, default=0, metavar="N", help="run a failure N times more in new processes")
+    run.add_argument("--repeat", type=int, default=1, metavar="N", help="run everything N times")
+    run.add_argument("--fresh-process", action="store_true", help="a new process for every single attempt")
     run.add_argument("--require-all", action="store_true", help="a subtest that is unavailable here is an error")
-    run.add_argument("--start-limit", type=float, default=120.0, help=argparse.SUPPRESS)
     run.add_argument("--max-restarts", type=int, default=100, metavar="N", help="workers to replace before giving up")
+    run.add_argument("--wait", type=float, default=600.0, metavar="S", help="wait for a free GPU (default 600)")
     run.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="pytest plugin for the workers")
-    run.add_argument("--preload", default="torch,pytest", help=argparse.SUPPRESS)
     run.add_argument("--new-interpreters", action="store_true", help="start workers anew instead of forking them")
+    run.add_argument("--plain", action="store_true", help="plain lines even in a terminal")
+    run.add_argument("--preload", default="torch,pytest", help=argparse.SUPPRESS)
+    run.add_argument("--start-limit", type=float, default=120.0, help=argparse.SUPPRESS)
+    plan = commands.add_parser("plan", help="print the shards without running anything")
+    add_selection(plan)
+    join = commands.add_parser("merge", help="join the run folders of several runners into one verdict")
+    join.add_argument("folders", nargs="+", type=Path, metavar="DIR")
+    join.add_argument("--output", type=Path, metavar="DIR", help="merged folder (default .attnmatrix/runs/<time>)")
+    join.add_argument("--require-all", action="store_true", help="a subtest that is unavailable there is an error")
+    report = commands.add_parser("report", help="write a run's reports anew and print its verdict")
+    report.add_argument("folder", type=Path, metavar="DIR")
+    report.add_argument("--require-all", action="store_true", help=argparse.SUPPRESS)
     commands.add_parser("errors", help="list the error codes")
     return parser
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ids", nargs="*", metavar="ID", help="subtest ids or pytest nodes; all if none are given")
+    parser.add_argument("--tests", type=Path, default=Path("generated_tests"), metavar="DIR", help="generated folder")
+    parser.add_argument("-k", dest="keyword", default="", metavar="EXPR", help="words of ids with and, or, not, ( )")
+    for name in ("method", "backend", "sweep"):
+        parser.add_argument(f"--{name}", action="append", default=[], metavar="NAME", help=f"only this {name}")
+    parser.add_argument("--shards", type=int, default=4, metavar="N", help="shards to cut the plan into (default 4)")
+    parser.add_argument("--shard", metavar="I/N", help="run only shard I of N: one of N runners")
+    parser.add_argument("--durations", type=Path, metavar="FILE", help="recorded durations to plan with")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = build_parser().parse_args(argv)
+    commands = {"run": run_command, "plan": plan_command, "merge": merge_command, "report": report_command}
     try:
         if arguments.command == "errors":
             print("\n".join(f"{code}  {meaning}" for code, meaning in errors.CODES.items()))
             return 0
-        return run_command(arguments)
+        return commands[arguments.command](arguments)
     except OrchestratorError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return errors.EXIT_OK
+        return 0
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    began = time.monotonic()
-    check_numbers(arguments)
-    manifest = load_manifest(arguments.tests)
-    selection = Selection(
-        tuple(arguments.ids),
-        arguments.keyword,
-        tuple(arguments.method),
-        tuple(arguments.backend),
-        tuple(arguments.sweep),
-    )
-    chosen = select(manifest.subtests, selection)
-    for file in sorted({planned.file for planned in chosen}):
-        if not (manifest.folder / file).is_file():
-            raise OrchestratorError(
-                "O116", f"{manifest.folder / file} is missing", "run `python -m generator generate`"
-            )
-    with choose_lanes(arguments.workers, arguments.shards) as lanes:
-        known = load_durations(lanes.kind, (SEED, LOCAL))
-        plan = make_plan(chosen, estimate(chosen, known), min(arguments.shards, len(chosen)))
-        run = describe(arguments, manifest, plan, selection, lanes)
-        folder = Folder(arguments.output or default_output())
-        folder.create()
-        lock = folder.lock()
-        folder.save(run, plan)
-        print(f"{len(chosen)} subtests in {len(plan.shards)} shards. {lanes.sentence}", flush=True)
-        return execute(arguments, folder, run, plan, lanes, lock, began)
+    request = request_of(arguments)
+    with choose_lanes(arguments.workers, arguments.workers_per_device, arguments.wait) as lanes:
+        if arguments.resume is not None:
+            if arguments.ids or arguments.keyword or arguments.shard or arguments.output:
+                raise OrchestratorError("O508", "--resume continues a plan: it takes no ids, filters or --output")
+            folder = Folder(arguments.resume)
+            lock = folder.lock()
+            run, plan = reopen(folder)
+        else:
+            manifest, plan = prepare(request, lanes.kind)
+            run = describe(request, manifest, plan, lanes)
+            folder = Folder(arguments.output or default_output())
+            folder.create()
+            lock = folder.lock()
+            folder.save(run, plan)
+        progress = choose_progress(arguments.plain)
+        try:
 
+            def begin(left: int) -> None:
+                print(f"{describe_plan(run, plan, left)}. {lanes.sentence}", flush=True)
+                progress.start(left)
 
-def execute(
-    arguments: argparse.Namespace, folder: Folder, run: Run, plan: Plan, lanes: Lanes, lock: int, began: float
-) -> int:
-    """Run what the folder's events do not settle yet, then judge everything."""
-    ledger = read_ledger([folder], plan)
-    scheduler = Scheduler(plan, run.repeat, run.fresh, lambda id, attempt: attempt in ledger.attempts.get(id, {}))
-    options = Options(
-        tests=Path(run.tests).resolve(), deadline=run.deadline, start_limit=arguments.start_limit, confirm=run.confirm,
-        repeat=run.repeat, fresh=run.fresh, interpreters=arguments.new_interpreters or sys.platform != "linux",
-        preload=tuple(filter(None, arguments.preload.split(","))), plugins=tuple(arguments.plugin),
-        max_restarts=arguments.max_restarts,
-    )  # fmt: skip
-    supervisor = Supervisor(folder, scheduler, ledger, lanes.devices, options, lock)
-    supervisor.run()
-    wall = time.monotonic() - began
-    verdict = build_verdict(run, plan, read_ledger([folder], plan), arguments.require_all)
-    print(text.summary(verdict, wall))
-    if supervisor.error is None and not supervisor.stopping:
-        remember(run, verdict)
-    if supervisor.error is not None:
-        print(supervisor.error, file=sys.stderr)
-        return supervisor.error.exit_code
-    if supervisor.stopping:
-        print(f"interrupted by {supervisor.stopping}; continue with: {text.main_command()} --resume {folder.path}")
+            ended = execute(request, folder, run, plan, lanes, lock, progress, begin)
+        finally:
+            progress.end()
+    print(text.summary(ended.verdict, ended.wall))
+    if ended.error is None:
+        remember(run, ended.verdict, arguments.durations)
+        write_reports(folder, ended.verdict)
+        print(f"page: {folder.path / 'index.html'}")
+    else:
+        print(ended.error, file=sys.stderr)
+        return ended.error.exit_code
+    if ended.stopped:
+        print(f"interrupted by {ended.stopped}; continue with: python -m orchestrator run --resume {folder.path}")
         return errors.EXIT_INTERRUPTED
-    print(f"details: {folder.path}")
+    return ended.verdict.exit_code
+
+
+def describe_plan(run: Run, plan: Plan, left: int) -> str:
+    total = len(plan.subtests)
+    if run.part:
+        mine = sum(len(block.subtests) for block in plan.shards[run.part[0] - 1])
+        head = f"shard {run.part[0]}/{run.part[1]}: {mine} of {total} subtests"
+    else:
+        head = f"{total} subtests in {len(plan.shards)} shards"
+    return head if left == total * run.repeat or run.part else f"{head}, {left} runs to go"
+
+
+def plan_command(arguments: argparse.Namespace) -> int:
+    with choose_lanes(1, 1, 0.0, {**os.environ, "ATTNMATRIX_DEVICE": "cpu"}) as lanes:
+        _, plan = prepare(request_of(arguments), lanes.kind)
+    for shard, blocks in enumerate(plan.shards, 1):
+        modules = len({block.file for block in blocks})
+        count = sum(len(block.subtests) for block in blocks)
+        seconds = plan.cost(shard - 1)
+        print(f"shard {shard}/{len(plan.shards)}  {count} subtests  {modules} modules  about {seconds:.1f} s")
+    return 0
+
+
+def merge_command(arguments: argparse.Namespace) -> int:
+    folder, run, plan, line = merge(arguments.folders, arguments.output or default_output())
+    verdict = judge(folder, run, plan, arguments.require_all)
+    print(line)
     return verdict.exit_code
 
 
-def remember(run: Run, verdict: Verdict) -> None:
-    """Keep the times of what passed for the next plan; a run with a planted fault teaches nothing."""
-    if run.fault:
-        return
-    times = {
-        r.planned.id: r.attempts[0].seconds for r in verdict.results if len(r.attempts) == 1 and r.outcome == "passed"
-    }
-    with contextlib.suppress(OSError, OrchestratorError):
-        save_durations(LOCAL, run.device_kind, times)
+def report_command(arguments: argparse.Namespace) -> int:
+    folder = Folder(arguments.folder)
+    run, plan = folder.load()
+    judge(folder, run, plan, arguments.require_all)
+    return 0
 
 
-def describe(arguments: argparse.Namespace, manifest: Manifest, plan: Plan, selection: Selection, lanes: Lanes) -> Run:
-    deadline = arguments.deadline or (120.0 if lanes.kind == "cpu" else 300.0)
-    return Run(
-        tests=str(arguments.tests), profile=manifest.profile, spec_sha256=manifest.spec_sha256,
-        manifest_sha256=manifest.sha256, plan_sha256=plan.sha256, commit=commit_of(arguments.tests),
-        selection=selection.arguments(), deadline=deadline, device_kind=lanes.kind, devices=sorted(set(lanes.devices)),
-        workers=len(lanes.devices), started=round(time.time(), 3), fault=os.environ.get("ATTNMATRIX_FAULT", ""),
-    )  # fmt: skip
+def judge(folder: Folder, run: Run, plan: Plan, require_all: bool) -> Verdict:
+    verdict = build_verdict(run, plan, read_ledger(folder, plan), require_all)
+    print(text.summary(verdict))
+    write_reports(folder, verdict)
+    print(f"page: {folder.path / 'index.html'}")
+    return verdict
 
 
-def check_numbers(arguments: argparse.Namespace) -> None:
+def request_of(arguments: argparse.Namespace) -> Request:
+    """Check the numbers and gather the options."""
+    options = vars(arguments)
     for name, low, high in (
-        ("shards", 1, 256), ("workers", 1, 1024), ("deadline", 0.05, 1e6), ("max_restarts", 0, 10**6),
-        ("start_limit", 0.05, 1e6),
+        ("shards", 1, MAX_SHARDS), ("workers", 1, 1024), ("workers_per_device", 1, 64), ("deadline", 0.05, 1e6),
+        ("max_restarts", 0, 10**6), ("start_limit", 0.05, 1e6), ("repeat", 1, 10_000),
+        ("confirm", 0, 1000), ("wait", 0, 1e7),
     ):  # fmt: skip
-        value = getattr(arguments, name)
+        value = options.get(name)
         if value is not None and not low <= value <= high:
             option = name.replace("_", "-")
             raise OrchestratorError("O508", f"--{option} {short(value)} is out of range ({low:g} to {high:g})")
+    return Request(
+        tests=arguments.tests,
+        selection=Selection(
+            tuple(arguments.ids), arguments.keyword,
+            tuple(arguments.method), tuple(arguments.backend), tuple(arguments.sweep),
+        ),
+        shards=arguments.shards, part=part_of(arguments.shard), durations=arguments.durations,
+        deadline=options.get("deadline"), repeat=options.get("repeat", 1), confirm=options.get("confirm", 0),
+        fresh=options.get("fresh_process", False), require_all=options.get("require_all", False),
+        start_limit=options.get("start_limit", 120.0), max_restarts=options.get("max_restarts", 100),
+        plugins=tuple(options.get("plugin", ())), preload=tuple(filter(None, options.get("preload", "").split(","))),
+        interpreters=options.get("new_interpreters", False),
+    )  # fmt: skip
 
 
-def default_output() -> Path:
-    return Path(".attnmatrix/runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-
-
-def commit_of(folder: Path) -> str:
-    """The commit that is tested, or ``unknown`` outside a repository."""
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip()
+def part_of(text: str | None) -> tuple[int, int] | None:
+    """``2/4`` as (2, 4)."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]) <= MAX_SHARDS:
+        raise OrchestratorError("O115", f"--shard {short(text)}: expected I/N, such as 2/4, N at most {MAX_SHARDS}")
+    return int(match[1]), int(match[2])

@@ -43,6 +43,7 @@ class Worker:
     collecting: str | None = None
     since: float = field(default_factory=time.monotonic)
     """When the current state began: spawned, collecting, inside a subtest, or between two."""
+    asked: float = field(default_factory=time.monotonic)
     log_offset: int = 0
     pid: int | None = None
     ready: bool = False
@@ -102,7 +103,7 @@ class Crew:
     def start(self) -> None:
         ours, theirs = socket.socketpair()
         argv = [sys.executable, "-m", "orchestrator.launcher", str(theirs.fileno()), *self.preload]
-        env = {**os.environ, **processes.THREAD_ENV, **self.env}
+        env = {**os.environ, **processes.WORKER_ENV, **self.env}
         root = str(Path(__file__).parents[1])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
         try:

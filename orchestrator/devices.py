@@ -1,14 +1,41 @@
-"""Which devices this run may use. For now the CPU lanes only."""
+"""Which devices a run may use, and the leases that keep two runs off one device.
+
+Devices are named by UUID throughout: an index means something else in every process that hides some of them. Nothing
+here imports torch or touches CUDA.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.manifest import short
+
+QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader")
+CONTROL = Path("/dev/nvidiactl")
+UUID = re.compile(r"(?:GPU|MIG)-[A-Za-z0-9/-]+")
+LANES = 4
+"""Workers to aim for where the caller names no number."""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Device:
+    index: int
+    uuid: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Lanes:
     """``devices[i]`` is the device of lane ``i``; ``kind`` names the hardware in the duration history."""
 
@@ -24,11 +51,149 @@ def cpu_count() -> int:
         return os.cpu_count() or 1
 
 
+def query() -> list[Device]:
+    """The GPUs of this host. No driver and no nvidia-smi means none; a driver that does not answer is an error."""
+    try:
+        done = subprocess.run(QUERY, capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        if CONTROL.exists():
+            raise OrchestratorError(
+                "O401", "there is a GPU driver, but no nvidia-smi to list the devices",
+                "name them by UUID in CUDA_VISIBLE_DEVICES, or set ATTNMATRIX_DEVICE=cpu",
+            ) from None  # fmt: skip
+        return []
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OrchestratorError("O401", f"nvidia-smi: {error}", "set ATTNMATRIX_DEVICE=cpu to run without") from None
+    if done.returncode:
+        if not CONTROL.exists() and "o devices were found" in done.stdout + done.stderr:
+            return []
+        text = (done.stderr or done.stdout).strip().splitlines()
+        raise OrchestratorError(
+            "O401", f"nvidia-smi failed with {done.returncode}: {text[0] if text else 'no message'}",
+            "set ATTNMATRIX_DEVICE=cpu to run without",
+        )  # fmt: skip
+    return [parse_device(line) for line in done.stdout.splitlines() if line.strip()]
+
+
+def parse_device(line: str) -> Device:
+    fields = [field.strip() for field in line.split(",", 2)]
+    if len(fields) != 3 or not fields[0].isdigit() or not UUID.fullmatch(fields[1]):
+        raise OrchestratorError("O406", f"nvidia-smi printed {short(line)}, which names no device")
+    return Device(int(fields[0]), fields[1], fields[2])
+
+
+def narrow(devices: Sequence[Device], wish: str, source: str) -> list[Device]:
+    """The devices that a comma-separated list of indices and UUIDs (or their beginnings) names, in its order."""
+    out: list[Device] = []
+    for word in filter(None, (word.strip() for word in wish.split(","))):
+        if word == "-1":
+            break
+        if word.isdigit():
+            found = [device for device in devices if device.index == int(word)]
+        else:
+            found = [device for device in devices if device.uuid.startswith(word)]
+        if len(found) != 1:
+            there = ", ".join(f"{device.index} ({device.uuid})" for device in devices) or "none"
+            why = "names several devices" if found else "does not exist here"
+            raise OrchestratorError("O402", f"{source}: device {short(word)} {why}", f"devices: {there}")
+        if found[0] not in out:
+            out.append(found[0])
+    return out
+
+
+def allowed(env: Mapping[str, str]) -> list[Device]:
+    """Devices inside what the caller allows: CUDA_VISIBLE_DEVICES first, then ATTNMATRIX_DEVICES within it."""
+    wanted = env.get("ATTNMATRIX_DEVICE", "")
+    if wanted == "cpu" or env.get("ATTNMATRIX_DEVICES") == "cpu":
+        return []
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    words = [word.strip() for word in visible.split(",")] if visible else []
+    if words and all(UUID.fullmatch(word) and word.startswith("MIG-") for word in words):
+        devices = [Device(number, word, "MIG slice") for number, word in enumerate(words)]
+    elif visible in ("", "-1"):
+        devices = []
+    else:
+        devices = query()
+        if visible is not None:
+            devices = narrow(devices, visible, "CUDA_VISIBLE_DEVICES")
+    if env.get("ATTNMATRIX_DEVICES"):
+        devices = narrow(devices, env["ATTNMATRIX_DEVICES"], "ATTNMATRIX_DEVICES")
+    if not devices and wanted == "cuda":
+        raise OrchestratorError("O405", "ATTNMATRIX_DEVICE=cuda, and no GPU may be used here")
+    return devices
+
+
+def lease_folder(env: Mapping[str, str]) -> Path:
+    """Shared by all users of the host."""
+    folder = Path(env.get("ATTNMATRIX_LEASES") or Path(tempfile.gettempdir()) / "attnmatrix-leases")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_symlink():
+            raise OrchestratorError("O404", f"{folder} is a link")
+        if folder.stat().st_uid == os.getuid():
+            folder.chmod(0o1777)
+    except OSError as error:
+        raise OrchestratorError("O404", f"cannot use {folder}: {error.strerror}") from None
+    return folder
+
+
+def lease(
+    stack: ExitStack, devices: Sequence[Device], number: int, wait: float, env: Mapping[str, str]
+) -> list[Device]:
+    """Lock up to ``number`` free devices; wait while there is none. A lease ends with its process."""
+    folder = lease_folder(env)
+    until = time.monotonic() + wait
+    told = False
+    while True:
+        mine: list[Device] = []
+        for device in devices:
+            lock = FileLock(folder / f"{device.uuid.replace('/', '_')}.lock", mode=0o666)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            except OSError as error:
+                raise OrchestratorError(
+                    "O404", f"cannot lock {lock.lock_file}: {error.strerror}",
+                    "set ATTNMATRIX_LEASES to a folder that all users of this host may write",
+                ) from None  # fmt: skip
+            stack.callback(lock.release)
+            mine.append(device)
+            if len(mine) == number:
+                break
+        if mine:
+            return mine
+        if time.monotonic() > until:
+            raise OrchestratorError(
+                "O403", f"all {len(devices)} devices are leased by other runs", "wait for them, or longer with --wait S"
+            )
+        if not told:
+            print(f"all {len(devices)} devices are leased by other runs; waiting up to {wait:g} s", flush=True)
+            told = True
+        time.sleep(0.5)
+
+
 @contextmanager
-def choose_lanes(workers: int | None, shards: int) -> Generator[Lanes]:
+def choose_lanes(
+    workers: int | None, per_device: int | None = None, wait: float = 0.0, env: Mapping[str, str] = os.environ
+) -> Generator[Lanes]:
+    """Lanes for a run: several per leased device, or CPU lanes where there is no GPU to use."""
+    devices = allowed(env)
     cores = cpu_count()
-    number = workers or min(4, cores)
-    noun = "worker runs" if number == 1 else "workers run"
-    yield Lanes(
-        ["cpu"] * number, "cpu", f"No GPU here: {number} {noun} them on the CPU ({cores} cores), one thread each."
-    )
+    if not devices:
+        number = workers or min(LANES, cores)
+        noun = "worker runs" if number == 1 else "workers run"
+        why = "The GPUs stay unused" if env.get("ATTNMATRIX_DEVICE") == "cpu" else "No GPU here"
+        sentence = f"{why}: {number} {noun} them on the CPU ({cores} cores), one thread each."
+        yield Lanes(["cpu"] * number, "cpu", sentence)
+        return
+    with ExitStack() as stack:
+        mine = lease(stack, devices, min(workers or len(devices), len(devices)), wait, env)
+        each = per_device or max(1, min(LANES // len(mine), cores // len(mine)))
+        number = workers or each * len(mine)
+        lanes = [mine[lane % len(mine)].uuid for lane in range(number)]
+        names = sorted({device.name for device in mine})
+        taken = len(devices) - len(mine)
+        sentence = f"{number} workers on {len(mine)} GPU{'s' if len(mine) > 1 else ''} ({', '.join(names)})"
+        sentence += f"; {taken} more in use elsewhere or not needed." if taken else "."
+        yield Lanes(lanes, names[0], sentence)

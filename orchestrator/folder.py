@@ -89,7 +89,11 @@ class Folder:
 
     def event_files(self) -> list[Path]:
         """The workers' events files, in the order of their numbers."""
-        return sorted(path for path in self.events.glob("*.jsonl") if path.name != JOURNAL)
+        return sorted(path for path in self.events.glob("*.jsonl") if not path.name.endswith(JOURNAL))
+
+    def journals(self) -> list[Path]:
+        """The supervisor's journal; after a merge, one of each part."""
+        return sorted(self.events.glob(f"*{JOURNAL}"))
 
     def save(self, run: Run, plan: Plan) -> None:
         fields = ("id", "known_failure", "action", "required_exit", "weight")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import selectors
@@ -130,6 +131,9 @@ def preload(names: list[str]) -> list[str]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
             loaded.append(name)
+    if "pytest" in loaded:  # it imports most of itself only when it is first used
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            sys.modules["pytest"].main(["--version"])
     return loaded
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from orchestrator import outcomes
 from orchestrator.events import Garbage
-from orchestrator.manifest import short
+from orchestrator.manifest import Planned, short
 
 MAX_NOTES = 200
 MAX_ATTEMPT = 1_000_000
@@ -45,6 +45,20 @@ class Attempt:
 
 
 @dataclass(slots=True)
+class Cost:
+    """Where the time of a run went, in seconds: ``busy`` and ``start`` are the busiest lane's."""
+
+    wall: float
+    busy: float
+    start: float
+
+    @property
+    def own(self) -> float:
+        """The orchestrator's own share of the wall time."""
+        return max(0.0, self.wall - self.busy - self.start) / self.wall if self.wall else 0.0
+
+
+@dataclass(slots=True)
 class Lane:
     """Where one file of events stands."""
 
@@ -57,7 +71,7 @@ class Lane:
 class Ledger:
     """All attempts of a run. ``known`` are the planned ids; everything else is noted as foreign."""
 
-    known: Mapping[str, object]
+    known: Mapping[str, Planned]
     attempts: dict[str, dict[int, Attempt]] = field(default_factory=dict)
     lanes: dict[str, Lane] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -65,6 +79,7 @@ class Ledger:
     interrupted: int = 0
     remarks: list[str] = field(default_factory=list)
     """What the supervisor wrote down for people: devices set aside, restarts given up."""
+    cost: Cost | None = None
 
     def note(self, text: str) -> None:
         self.noted += 1
@@ -114,6 +129,8 @@ class Ledger:
             self.interrupted += 1
         elif kind == "remark":
             self.remarks.append(text_of(event.get("message"), 500))
+        elif kind == "ended":
+            self.cost = Cost(*(number_of(event.get(name)) or 0.0 for name in ("wall", "busy", "start")))
         elif kind == "judged":
             key, outcome = self.key_of(event), event.get("outcome")
             if key is None or outcome not in (outcomes.CRASHED, outcomes.TIMEOUT, outcomes.KNOWN_FAILURE):

@@ -11,7 +11,9 @@ import sys
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
-THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+WORKER_ENV = {**dict.fromkeys(THREADS, "1"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""One thread per worker, and no pytest plugins but those that the suite names: others cost seconds a process."""
 
 
 def prctl(option: int, value: int) -> None:

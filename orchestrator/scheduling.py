@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.manifest import Planned
-from orchestrator.planning import Plan
+from orchestrator.planning import Block
 
 
 @dataclass(slots=True, eq=False)
@@ -37,12 +37,14 @@ class Scheduler:
     """Hands out jobs. A lane keeps to its own shard first; when that is empty it helps where nobody is, then where most
     is left, and takes from the end, where the owner would arrive last."""
 
-    def __init__(self, plan: Plan, repeat: int, fresh: bool, done: Callable[[str, int], bool]) -> None:
+    def __init__(
+        self, shards: Sequence[Sequence[Block]], repeat: int, fresh: bool, done: Callable[[str, int], bool]
+    ) -> None:
         self.shards: list[deque[list[Job]]] = []
         self.alone: deque[Job] = deque()
         self.at: dict[int, int] = {}
         """Which shard each lane works on."""
-        for shard, blocks in enumerate(plan.shards):
+        for shard, blocks in enumerate(shards):
             queue: deque[list[Job]] = deque()
             for attempt in range(repeat):
                 for block in blocks:
@@ -54,6 +56,10 @@ class Scheduler:
                     if shared:
                         queue.append(shared)
             self.shards.append(queue)
+
+    def confirm(self, planned: Planned, shard: int, attempts: Iterable[int], avoid: str | None = None) -> None:
+        """Queue more attempts of one subtest, each in its own process."""
+        self.alone.extend(Job(planned, shard, attempt, alone=True, avoid=avoid) for attempt in attempts)
 
     @property
     def waiting(self) -> int:

@@ -6,7 +6,6 @@ from there, so a supervisor may die at any moment and lose nothing.
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
@@ -22,6 +21,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.events import EventTail, EventWriter, RecordError
 from orchestrator.folder import Folder
 from orchestrator.ledger import Attempt, Ledger
+from orchestrator.manifest import Planned
 from orchestrator.scheduling import Job, Scheduler
 from orchestrator.verdict import settle
 from orchestrator.worker import EXIT_UNFIT
@@ -68,8 +68,11 @@ class Supervisor:
         self.idle_deaths = [0] * len(lanes)
         self.collect_deaths: Counter[str] = Counter()
         self.strikes: dict[str, dict[tuple[str, str], Job]] = {}
-        self.started: set[tuple[str, int]] = set()
         self.restarts = 0
+        self.busy = [0.0] * len(lanes)
+        self.start = [0.0] * len(lanes)
+        """Seconds of each lane inside subtests, and from asking for a worker until it was ready."""
+        self.began = time.monotonic()
         self.stopping = ""
         self.error: OrchestratorError | None = None
         self.number = max((int(p.stem[1:]) for p in folder.event_files() if p.stem[1:].isdigit()), default=0)
@@ -110,6 +113,10 @@ class Supervisor:
                 self.journal.write({"event": "interrupted", "signal": self.stopping, "t": time.time()})
             if self.error is not None:
                 self.remark(str(self.error.message))
+            lane = max(range(len(self.busy)), key=lambda lane: self.busy[lane] + self.start[lane])
+            wall = time.monotonic() - self.began
+            cost = {"wall": round(wall, 3), "busy": round(self.busy[lane], 3), "start": round(self.start[lane], 3)}
+            self.journal.write({"event": "ended", **cost, "t": time.time()})
         except RecordError:
             pass
 
@@ -187,6 +194,7 @@ class Supervisor:
             if attempt is not None:
                 job, worker.inside = worker.inside, None
                 worker.finished += 1
+                self.busy[worker.lane] += attempt.seconds
                 worker.since = time.monotonic()
                 self.idle_deaths[worker.lane] = 0
                 if job is not None:
@@ -198,6 +206,7 @@ class Supervisor:
         kind = event["event"]
         if kind == "ready":
             worker.ready, worker.since = True, time.monotonic()
+            self.start[worker.lane] += worker.since - worker.asked
         elif kind == "collect":
             worker.collecting, worker.since = str(event.get("file")), time.monotonic()
         elif kind == "start":
@@ -216,9 +225,8 @@ class Supervisor:
         outcome = settle(job.planned, attempt)
         first = attempt.attempt == 0
         if first and outcome in outcomes.BAD and self.options.confirm and job.planned.action != "crash":
-            for number in range(self.options.confirm):
-                attempt_number = self.options.repeat + number
-                self.scheduler.alone.append(Job(job.planned, job.shard, attempt_number, alone=True))
+            repeat = self.options.repeat
+            self.scheduler.confirm(job.planned, job.shard, range(repeat, repeat + self.options.confirm))
         if outcome in (outcomes.CRASHED, outcomes.TIMEOUT) or (attempt.poisoned and outcome in outcomes.BAD):
             self.strike(attempt.device, job)
         self.watch(self, attempt)
@@ -233,8 +241,8 @@ class Supervisor:
         self.remark(f"device {device} set aside: {len(mine)} unrelated subtests broke on it; they run again elsewhere")
         self.lanes = [None if lane == device else lane for lane in self.lanes]
         for broken in mine.values():
-            number = self.options.repeat + self.options.confirm
-            self.scheduler.alone.append(Job(broken.planned, broken.shard, number, alone=True, avoid=device))
+            again = self.options.repeat + self.options.confirm
+            self.scheduler.confirm(broken.planned, broken.shard, [again], avoid=device)
         for worker in self.workers.values():
             if worker.device == device and self.crew is not None:
                 self.crew.kill(worker, "device")
@@ -312,6 +320,7 @@ class Supervisor:
         attempt = self.ledger.judge("supervisor", event)
         if attempt is not None:
             self.idle_deaths[worker.lane] = 0
+            self.busy[worker.lane] += seconds
             self.after(job, attempt)
 
     def blame_start(self, worker: Worker, how: str) -> None:
@@ -338,5 +347,10 @@ class Supervisor:
         self.ledger.remarks.append(message)
 
     @property
-    def pids(self) -> list[int]:
-        return [os.getpid(), *(worker.pid for worker in self.workers.values() if worker.pid)]
+    def left(self) -> int:
+        """Attempts that have no outcome yet."""
+        handed = sum(len(worker.queue) + (worker.inside is not None) for worker in self.workers.values())
+        return self.scheduler.waiting + handed
+
+    def planned(self, id: str) -> Planned | None:
+        return self.ledger.known.get(id)

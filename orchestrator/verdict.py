@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from orchestrator import outcomes
 from orchestrator.events import read_events
 from orchestrator.folder import Folder, Run
-from orchestrator.ledger import Attempt, Ledger
+from orchestrator.ledger import Attempt, Cost, Ledger
 from orchestrator.manifest import Planned
 from orchestrator.planning import Plan
+
+PART = re.compile(r"s(\d{3})-")
 
 
 @dataclass(slots=True)
@@ -37,10 +41,9 @@ class Result:
         return max((attempt.margin for attempt in self.attempts if attempt.margin is not None), default=None)
 
     @property
-    def rate(self) -> str:
-        """``failed 2 of 5`` for a subtest with several attempts."""
-        bad = sum(attempt.outcome not in outcomes.EXPECTED for attempt in self.attempts)
-        return f"failed {bad} of {len(self.attempts)}"
+    def tally(self) -> Counter[str]:
+        """How often each outcome was seen, over all attempts."""
+        return Counter(attempt.outcome for attempt in self.attempts)
 
     @property
     def message(self) -> str:
@@ -60,8 +63,7 @@ class Verdict:
     noted: int = 0
     remarks: list[str] = field(default_factory=list)
     interrupted: bool = False
-    busy: dict[str, float] = field(default_factory=dict)
-    """Seconds inside subtests, by worker."""
+    cost: Cost | None = None
 
     @property
     def counts(self) -> Counter[str]:
@@ -127,19 +129,31 @@ def conclude(planned: Planned, attempts: list[Attempt], repeat: int) -> str:
     return outcomes.FLAKY
 
 
-def read_ledger(folders: Iterable[Folder], plan: Plan) -> Ledger:
-    """Every event of some run folders. Workers first: what they saw outranks what the supervisor concluded."""
-    ledger = Ledger({planned.id: planned for planned in plan.subtests})
-    folders = list(folders)
-    prefix = len(folders) > 1
-    for folder in folders:
-        for path in folder.event_files():
-            source = f"{folder.path.name}/{path.stem}" if prefix else path.stem
-            for event in read_events(path):
-                ledger.feed(source, event)
-    for folder in folders:
-        for event in read_events(folder.journal):
-            ledger.judge("supervisor", event)
+def read_ledger(folder: Folder, plan: Plan) -> Ledger:
+    """Every event of a run folder. Workers first: what they saw outranks what the supervisor concluded.
+
+    In a merged folder the files of shard ``i`` begin with ``s00i-``, and count for the subtests of that shard only.
+    """
+    everything = {planned.id: planned for planned in plan.subtests}
+    by_shard: list[Mapping[str, Planned]] = [
+        {planned.id: planned for block in blocks for planned in block.subtests} for blocks in plan.shards
+    ]
+    ledger = Ledger(everything)
+
+    def known(path: Path) -> Mapping[str, Planned]:
+        match = PART.match(path.name)
+        number = int(match[1]) if match else 0
+        return by_shard[number - 1] if 1 <= number <= len(by_shard) else everything
+
+    for path in folder.event_files():
+        ledger.known = known(path)
+        for event in read_events(path):
+            ledger.feed(path.stem, event)
+    for path in folder.journals():
+        ledger.known = known(path)
+        for event in read_events(path):
+            ledger.judge(path.stem, event)
+    ledger.known = everything
     return ledger
 
 
@@ -155,10 +169,6 @@ def build_verdict(run: Run, plan: Plan, ledger: Ledger, require_all: bool = Fals
                 for attempt in attempts:
                     attempt.outcome = settle(planned, attempt)
                 results.append(Result(planned, block.shard, conclude(planned, attempts, run.repeat), attempts))
-    busy: Counter[str] = Counter()
-    for result in results:
-        for attempt in result.attempts:
-            busy[attempt.worker] += attempt.seconds  # type: ignore[assignment]
     return Verdict(
-        run, plan, results, require_all, ledger.notes, ledger.noted, ledger.remarks, ledger.interrupted > 0, dict(busy)
+        run, plan, results, require_all, ledger.notes, ledger.noted, ledger.remarks, ledger.interrupted > 0, ledger.cost
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable
 
 from orchestrator import outcomes
+from orchestrator.folder import Run
 from orchestrator.verdict import Result, Verdict
 
 MAX_FAILURES = 60
@@ -19,18 +19,21 @@ def count_line(counts: Counter[str]) -> str:
     return ", ".join(outcomes.say(name, counts[name]) for name in reversed(outcomes.ORDER) if counts[name]) or "nothing"
 
 
+def rerun(run: Run) -> str:
+    """The command that runs single subtests under supervision; their ids follow it."""
+    fault = f"ATTNMATRIX_FAULT={shlex.quote(run.fault)} " if run.fault else ""
+    where = "" if run.tests == "generated_tests" else f" --tests {shlex.quote(run.tests)}"
+    return f"{fault}python -m orchestrator run{where}"
+
+
 def reproduce(verdict: Verdict, result: Result) -> str:
-    """One command that runs exactly this subtest again."""
-    run = verdict.run
-    env = [f"{name}={shlex.quote(value)}" for name, value in (("ATTNMATRIX_FAULT", run.fault),) if value]
-    tests = run.tests
-    shown = result.shown
-    if result.outcome in (outcomes.FAILED, outcomes.UNEXPECTED_PASS) and result.planned.action != "crash":
-        node = f"{tests}/{result.planned.file}::{result.planned.test}"
-        device = [] if shown is None or run.device_kind != "cpu" else ["ATTNMATRIX_DEVICE=cpu"]
-        return " ".join([*env, *device, "python -m pytest", shlex.quote(node)])
-    where = [] if tests == "generated_tests" else ["--tests", shlex.quote(tests)]
-    return " ".join([*env, "python -m orchestrator run", *where, result.planned.id])
+    """One command that runs exactly this subtest again: pytest alone, unless it may take its process along."""
+    run, planned = verdict.run, result.planned
+    if result.outcome in (outcomes.FAILED, outcomes.UNEXPECTED_PASS) and planned.action != "crash":
+        env = [f"ATTNMATRIX_FAULT={shlex.quote(run.fault)}"] if run.fault else []
+        env += ["ATTNMATRIX_DEVICE=cpu"] if run.device_kind == "cpu" else []
+        return " ".join([*env, "python -m pytest", shlex.quote(f"{run.tests}/{planned.file}::{planned.test}")])
+    return f"{rerun(run)} {planned.id}"
 
 
 def failure_lines(verdict: Verdict, result: Result) -> Iterable[str]:
@@ -52,7 +55,7 @@ def failure_lines(verdict: Verdict, result: Result) -> Iterable[str]:
     if result.outcome == outcomes.UNEXPECTED_PASS:
         yield f"    it passes now: delete the entry {result.planned.known_failure} from suite.toml, or narrow it"
     if len(result.attempts) > 1:
-        yield f"    {result.rate} attempts"
+        yield f"    {len(result.attempts)} attempts: {count_line(result.tally)}"
     yield f"    rerun: {reproduce(verdict, result)}"
 
 
@@ -102,8 +105,3 @@ def summary(verdict: Verdict, wall: float | None = None) -> str:
         lines.append(f"note: {verdict.noted} lines in the events files are no events and count for nothing:")
         lines += [f"  {note}" for note in verdict.notes[:5]]
     return "\n".join(lines)
-
-
-def main_command() -> str:
-    """How to call this program, as it was called."""
-    return "nox -s gpu_matrix --" if os.environ.get("NOX_CURRENT_SESSION") else "python -m orchestrator run"

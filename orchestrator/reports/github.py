@@ -1,0 +1,43 @@
+"""GitHub annotations: failures where a reviewer sees them. GitHub shows ten of each kind for a step, so more are not
+written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator import outcomes
+from orchestrator.reports.text import count_line, reproduce
+from orchestrator.verdict import Verdict
+
+LIMIT = 10
+MAX_TEXT = 800
+
+
+def lines(verdict: Verdict) -> Iterator[str]:
+    """Workflow commands, one per line."""
+    failures = [result for result in verdict.failures if result.outcome != outcomes.NOT_RUN]
+    shown = failures if len(failures) <= LIMIT else failures[: LIMIT - 1]
+    for result in shown:
+        title = f"{outcomes.PHRASES[result.outcome][0]}: {result.planned.id}"
+        text = f"{result.message[:MAX_TEXT]}\nrerun: {reproduce(verdict, result)}"
+        file = f"{verdict.run.tests}/{result.planned.file}"
+        yield f"::error file={field(file)},title={field(title)}::{data(text)}"
+    if len(failures) > len(shown):
+        yield f"::error title=more failures::{len(failures) - len(shown)} more; the job summary lists them"
+    missing = verdict.counts[outcomes.NOT_RUN]
+    if missing:
+        yield f"::error title=not run::{missing} planned subtests were not run"
+    unavailable = verdict.counts[outcomes.UNAVAILABLE]
+    if unavailable:
+        yield f"::warning title=unavailable::{unavailable} subtests cannot run on this host"
+    yield f"::notice title=attention matrix::{data(count_line(verdict.counts))}"
+
+
+def data(text: str) -> str:
+    """Escape the text of a workflow command."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def field(text: str) -> str:
+    """Escape a property of a workflow command."""
+    return data(text).replace(":", "%3A").replace(",", "%2C")

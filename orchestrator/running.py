@@ -1,0 +1,164 @@
+"""Start, continue and finish a run: the steps between a command line and a verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator import outcomes
+from orchestrator.devices import Lanes
+from orchestrator.durations import LOCAL, SEED, estimate, load_durations, save_durations
+from orchestrator.errors import OrchestratorError
+from orchestrator.folder import Folder, Run
+from orchestrator.ledger import Ledger
+from orchestrator.manifest import Manifest, load_manifest
+from orchestrator.planning import Plan, make_plan
+from orchestrator.scheduling import Scheduler
+from orchestrator.selection import Selection, select
+from orchestrator.supervisor import Options, Supervisor, Watch
+from orchestrator.verdict import Verdict, build_verdict, read_ledger, settle
+
+
+@dataclass(kw_only=True)
+class Request:
+    """What the caller asks for. Numbers are checked by then."""
+
+    tests: Path
+    selection: Selection = field(default_factory=Selection)
+    shards: int = 4
+    part: tuple[int, int] | None = None
+    deadline: float | None = None
+    repeat: int = 1
+    confirm: int = 0
+    fresh: bool = False
+    require_all: bool = False
+    durations: Path | None = None
+    start_limit: float = 120.0
+    max_restarts: int = 100
+    plugins: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ("torch", "pytest")
+    interpreters: bool = False
+
+
+@dataclass
+class Ended:
+    """How a run ended: its verdict, and what cut it short, if anything did."""
+
+    verdict: Verdict
+    error: OrchestratorError | None
+    stopped: str
+    wall: float
+
+
+def prepare(request: Request, kind: str) -> tuple[Manifest, Plan]:
+    """Read the manifest, select, and cut the selection into shards for this kind of device."""
+    manifest = load_manifest(request.tests)
+    chosen = select(manifest.subtests, request.selection)
+    for file in sorted({planned.file for planned in chosen}):
+        if not (manifest.folder / file).is_file():
+            hint = "run `python -m generator generate`"
+            raise OrchestratorError("O116", f"{manifest.folder / file} is missing", hint)
+    shards = request.part[1] if request.part else min(request.shards, len(chosen))
+    if shards > len(chosen):
+        raise OrchestratorError("O115", f"{shards} shards for {len(chosen)} subtests")
+    return manifest, make_plan(chosen, estimate(chosen, recorded(request, kind)), shards)
+
+
+def recorded(request: Request, kind: str) -> dict[str, float]:
+    """Recorded durations. Several runners must cut alike, so ``--shard`` leaves out what only this host knows."""
+    if request.durations is not None:
+        return load_durations(kind, [request.durations])
+    return load_durations(kind, [SEED] if request.part else [SEED, LOCAL])
+
+
+def describe(request: Request, manifest: Manifest, plan: Plan, lanes: Lanes) -> Run:
+    """What ``run.json`` says."""
+    return Run(
+        tests=str(request.tests), profile=manifest.profile, spec_sha256=manifest.spec_sha256,
+        manifest_sha256=manifest.sha256, plan_sha256=plan.sha256, commit=commit_of(request.tests),
+        selection=request.selection.arguments(), part=list(request.part) if request.part else None,
+        repeat=request.repeat, confirm=request.confirm, fresh=request.fresh,
+        deadline=request.deadline or (120.0 if lanes.kind == "cpu" else 300.0), device_kind=lanes.kind,
+        devices=sorted(set(lanes.devices)), workers=len(lanes.devices), started=round(time.time(), 3),
+        fault=os.environ.get("ATTNMATRIX_FAULT", ""),
+    )  # fmt: skip
+
+
+def reopen(folder: Folder) -> tuple[Run, Plan]:
+    """Load a run to continue it; the suite must be the one it began with."""
+    run, plan = folder.load()
+    if run.merged:
+        raise OrchestratorError("O209", f"{folder.path} is a merged run; continue the runners' own folders")
+    manifest = load_manifest(Path(run.tests))
+    now = commit_of(Path(run.tests))
+    if manifest.sha256 != run.manifest_sha256 or now != run.commit:
+        what = "suite" if manifest.sha256 != run.manifest_sha256 else "commit"
+        raise OrchestratorError("O209", f"the {what} changed since {folder.path} began", "start a new run")
+    return run, plan
+
+
+def execute(
+    request: Request, folder: Folder, run: Run, plan: Plan, lanes: Lanes, lock: int, watch: Watch,
+    prelude: Callable[[int], None] = lambda left: None,
+) -> Ended:  # fmt: skip
+    """Run what the folder's events do not settle yet, then judge everything from the events."""
+    began = time.monotonic()
+    ledger = read_ledger(folder, plan)
+    scheduler = schedule(run, plan, ledger)
+    prelude(scheduler.waiting)
+    options = Options(
+        tests=Path(run.tests).resolve(), deadline=run.deadline, start_limit=request.start_limit, confirm=run.confirm,
+        repeat=run.repeat, fresh=run.fresh, interpreters=request.interpreters or sys.platform != "linux",
+        preload=request.preload, plugins=request.plugins, max_restarts=request.max_restarts,
+    )  # fmt: skip
+    supervisor = Supervisor(folder, scheduler, ledger, lanes.devices, options, lock, watch)
+    supervisor.run()
+    verdict = build_verdict(run, plan, read_ledger(folder, plan), request.require_all)
+    return Ended(verdict, supervisor.error, supervisor.stopping, time.monotonic() - began)
+
+
+def schedule(run: Run, plan: Plan, ledger: Ledger) -> Scheduler:
+    """What is left to do, confirmations of earlier failures included."""
+    mine = [blocks if run.part is None or run.part[0] == n else [] for n, blocks in enumerate(plan.shards, 1)]
+    scheduler = Scheduler(mine, run.repeat, run.fresh, lambda id, attempt: attempt in ledger.attempts.get(id, {}))
+    for shard, blocks in enumerate(mine):
+        for planned in (planned for block in blocks for planned in block.subtests):
+            tries = ledger.attempts.get(planned.id, {})
+            if run.confirm and 0 in tries and planned.action != "crash" and settle(planned, tries[0]) in outcomes.BAD:
+                numbers = range(run.repeat, run.repeat + run.confirm)
+                scheduler.confirm(planned, shard, [number for number in numbers if number not in tries])
+    return scheduler
+
+
+def remember(run: Run, verdict: Verdict, target: Path | None) -> None:
+    """Keep the times of what passed for the next plan; a run with a planted fault teaches nothing."""
+    if run.fault:
+        return
+    times = {
+        result.planned.id: result.seconds / len(result.attempts)
+        for result in verdict.results
+        if result.outcome in outcomes.EXPECTED and result.attempts
+    }
+    with contextlib.suppress(OSError, OrchestratorError):
+        save_durations(target or LOCAL, run.device_kind, times)
+
+
+def default_output() -> Path:
+    return Path(".attnmatrix/runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that is tested, or ``unknown`` outside a repository."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()
