@@ -33,8 +33,9 @@ def difference(got: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, 
         raise ValueError(f"compared shapes differ: {tuple(got.shape)} and {tuple(expected.shape)}")
     left, right = got.detach().float().cpu(), expected.detach().float().cpu()
     distance = (left - right).abs()
-    distance = torch.where(torch.isfinite(distance), distance, torch.inf)
-    used = distance / (tolerance.atol + tolerance.rtol * right.abs())
+    finite = torch.isfinite(distance)
+    distance = torch.where(finite, distance, torch.inf)
+    used = torch.where(finite, distance / (tolerance.atol + tolerance.rtol * right.abs()), torch.inf)
     worst = int(used.argmax())
     at = tuple(int(index) for index in torch.unravel_index(torch.tensor(worst), used.shape))
     row, end = 0, 0
@@ -66,3 +67,8 @@ def require_close(what: str, found: Difference, tolerance: Tolerance) -> None:
         margin=found.margin,
         row=found.row,
     )
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Bitwise equality, which NaN does not break."""
+    return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))

@@ -21,6 +21,7 @@ OFFSETS = (
     "qo_indptr",
     "mask_indptr",
     "window_kv_indptr",
+    "window_mask_indptr",
     "cu_seqlens_q",
     "cu_seqlens_k",
     "encoder_cu_seqlens_k",
@@ -35,19 +36,55 @@ PAGE_TABLES = (("page_table", "full"), ("window_page_table", "window"))
 
 
 def check_metadata(metadata: dict[str, Any], batch: Batch, live: Sequence[Request]) -> None:
-    """Raise a MetadataError that lists every violation; ``live`` are the requests of the first rows."""
-    fields = {name: value.cpu() for name, value in metadata.items() if isinstance(value, torch.Tensor)}
-    size = batch.batch_size
-    problems = [*_offsets(fields, size), *_lengths(fields, size), *_host_mirrors(batch)]
+    """Raise a MetadataError that lists every violation; ``live`` are the requests of the first rows.
+
+    A name may carry a part (``step1.kv_indptr``): each draft step is checked like a forward of its own, with as many
+    rows as it has query offsets or branches; ``tree.`` fields have a row per draft token, which no request owns alone.
+    """
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for name, value in metadata.items():
+        if isinstance(value, torch.Tensor):
+            part, _, field = name.rpartition(".")
+            parts.setdefault(part, {})[field] = value.cpu()
+    problems = _host_mirrors(batch)
+    for part, fields in parts.items():
+        if part.startswith("step"):
+            fields = parts.get("", {}) | fields
+        size, owners = _rows_of(part, fields, batch, live)
+        label = f"{part}." if part else ""
+        page_size = 1 if part == "tree" else batch.pool.page_size
+        problems += [label + problem for problem in _check_part(fields, size, batch, owners, page_size)]
+    if problems:
+        raise MetadataError(f"{len(problems)} metadata invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def _rows_of(
+    part: str, fields: dict[str, torch.Tensor], batch: Batch, live: Sequence[Request]
+) -> tuple[int, list[Request]]:
+    """Rows of a part and the owner of each live one. A branch of a draft belongs to its request."""
+    if part.startswith("step") and "kv_indptr" in fields:
+        assert batch.spec_info is not None
+        return batch.num_tokens, [request for request in live for _ in range(batch.spec_info.topk)]
+    if part == "tree":
+        assert batch.spec_info is not None
+        return batch.num_tokens, [request for request in live for _ in range(batch.spec_info.draft_tokens)]
+    return batch.batch_size, list(live)
+
+
+def _check_part(
+    fields: dict[str, torch.Tensor], size: int, batch: Batch, live: Sequence[Request], page_size: int
+) -> list[str]:
+    problems = [*_offsets(fields, size), *_lengths(fields, size)]
     for offsets, indices, group_name in INDEX_LISTS:
         if offsets in fields and indices in fields and group_name in batch.pool.groups:
             problems += _index_list(fields, offsets, indices, size, batch.pool.groups[group_name], live)
     lens = next((fields[name] for name in LENGTHS if name in fields), None)
     for table, group_name in PAGE_TABLES:
         if table in fields and lens is not None and group_name in batch.pool.groups:
-            problems += _page_table(fields[table], table, lens, size, batch.pool.groups[group_name], live)
-    if problems:
-        raise MetadataError(f"{len(problems)} metadata invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
+            problems += _page_table(
+                fields[table], table, lens, size, batch.pool.groups[group_name], live, page_size
+            )
+    return problems
 
 
 def _offsets(fields: dict[str, torch.Tensor], size: int) -> list[str]:
@@ -120,18 +157,24 @@ def _index_list(
 
 
 def _page_table(
-    table: torch.Tensor, name: str, lens: torch.Tensor, size: int, group: KVGroup, live: Sequence[Request]
+    table: torch.Tensor,
+    name: str,
+    lens: torch.Tensor,
+    size: int,
+    group: KVGroup,
+    live: Sequence[Request],
+    page_size: int,
 ) -> list[str]:
     problems = []
     for row in range(size):
-        pages = -(-int(lens[row]) // group.page_size)
+        pages = -(-int(lens[row]) // page_size)
         if pages > table.shape[1]:
             problems.append(
                 f"{name} (B={size}): row {row} needs {pages} pages for {int(lens[row])} tokens, has {table.shape[1]}"
             )
         elif pages > 0:
-            owned = _owned(live, row, group, group.page_size)
-            problems += _ids(name, size, row, table[row, :pages].long(), group.num_pages, owned)
+            owned = _owned(live, row, group, page_size)
+            problems += _ids(name, size, row, table[row, :pages].long(), group.num_slots // page_size, owned)
     return problems
 
 

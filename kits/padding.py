@@ -8,12 +8,7 @@ vLLM's way: length 0, null slot -1, flat query offsets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from kits.batches import Rows, describe_rows
-from kits.subtest import Speculation
-from kits.world import Request
 
 PAD_STYLES = ("small_real", "prod_fill", "null_fill")
 
@@ -35,8 +30,3 @@ def scratch_row(style: str, fill: int, tokens_per_row: int) -> PaddedRow:
     if style == "null_fill":
         return PaddedRow(req_pool_index=0, seq_len=0, extend_seq_len=0, slot=-1)
     raise ValueError(f"pad style {style!r} has no scratch row; known styles: {', '.join(PAD_STYLES)}")
-
-
-def small_rows(requests: Sequence[Request], convention: str, speculation: Speculation | None, mode: str) -> Rows:
-    """Rows of the small, consistent requests that ``small_real`` pads with."""
-    return describe_rows(requests, convention, speculation, mode)

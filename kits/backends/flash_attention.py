@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 
-from kits.backends.base import Backend, Capabilities
-from kits.backends.paging import indptr, page_rows
-from kits.backends.persistent import PersistentBuffers
+from kits.backends.base import Capabilities
+from kits.backends.paging import draft_lens, indptr, is_draft_decode, page_rows
+from kits.backends.persistent import INT32, PersistentBackend, PersistentBuffers
 from kits.batches import Batch
 from kits.kernels import flash_attn
+from kits.kernels.merge import merge_states
 from kits.layers import Layer
 
-INT32 = torch.int32
 
-
-@dataclass
-class FlashAttentionMetadata:
-    """What one forward reads: whole KV extents, one page table per KV group, uniform or ragged query offsets."""
-
-    cache_seqlens_int32: torch.Tensor
-    cu_seqlens_q: torch.Tensor
-    cu_seqlens_k: torch.Tensor
-    page_table: dict[str, torch.Tensor]
-    max_seq_len_q: int
-
-
-class FA3Backend(Backend):
+class FA3Backend(PersistentBackend):
     """``flash_attn_with_kvcache``: keys are written first, then read through the page table with the cached ones.
 
     ``cache_seqlens`` is the whole KV extent, so ``seq_lens`` must count the new tokens wherever the mode has them
@@ -43,106 +28,107 @@ class FA3Backend(Backend):
         window=True,
         softcap=True,
         sinks=True,
-        kv_scales=True,
         batch_invariant=True,
     )
 
-    def open(self, geometry, *, max_rows, max_tokens, max_len, capture_sizes) -> None:  # type: ignore[no-untyped-def]
-        super().open(
-            geometry, max_rows=max_rows, max_tokens=max_tokens, max_len=max_len, capture_sizes=capture_sizes
-        )
-        self.max_pages = -(-max_len // geometry.page_size)
-        self.persistent = PersistentBuffers(self.device)
-        self.persistent.allocate("cache_seqlens_int32", max_rows, dtype=INT32)
-        self.persistent.allocate("cu_seqlens_q", max_rows + 1, dtype=INT32)
-        self.persistent.allocate("cu_seqlens_k", max_rows + 1, dtype=INT32)
+    def allocate(self, buffers: PersistentBuffers) -> None:
+        rows, tokens, speculation = self.max_rows, self.max_tokens, self.geometry.speculation
+        self.max_pages = -(-self.max_len // self.geometry.page_size)
+        for step in ("", *(f"step{step}." for step in range(self.draft_steps))):
+            buffers.allocate(f"{step}cache_seqlens_int32", rows)
+            buffers.allocate(f"{step}cu_seqlens_k", rows + 1)
+        buffers.allocate("cu_seqlens_q", rows + 1)
+        buffers.allocate("tree.cache_seqlens_int32", tokens)
+        buffers.allocate("tree.cu_seqlens_q", tokens + 1)
         for group in self.pool.groups:
-            self.persistent.allocate(f"page_table.{group}", max_rows, self.max_pages, dtype=INT32)
-        self._captured: dict[int, FlashAttentionMetadata] = {}
+            buffers.allocate(f"page_table.{group}", rows, self.max_pages)
+            buffers.allocate(f"tree.page_table.{group}", tokens, speculation.draft_tokens if speculation else 0)
 
-    def prepare(self, batch: Batch) -> None:
-        values = self._values(batch)
-        self.current = FlashAttentionMetadata(
-            cache_seqlens_int32=values["cache_seqlens_int32"],
-            cu_seqlens_q=values["cu_seqlens_q"],
-            cu_seqlens_k=values["cu_seqlens_k"],
-            page_table={group: values[f"page_table.{group}"] for group in self.pool.groups},
-            max_seq_len_q=max(batch.extend_seq_lens_cpu or [1]),
-        )
-
-    def prepare_capture(self, batch: Batch) -> None:
-        size, bind = batch.batch_size, self.persistent.bind
-        self._captured[size] = FlashAttentionMetadata(
-            cache_seqlens_int32=bind("cache_seqlens_int32", size),
-            cu_seqlens_q=bind("cu_seqlens_q", size + 1),
-            cu_seqlens_k=bind("cu_seqlens_k", size + 1),
-            page_table={group: bind(f"page_table.{group}", size) for group in self.pool.groups},
-            max_seq_len_q=batch.num_tokens // size,
-        )
-        self.prepare_replay(batch)
-
-    def prepare_replay(self, batch: Batch) -> None:
-        self.persistent.fill(self._values(batch))
-        self.current = self._captured[batch.batch_size]
-
-    def _values(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Fresh metadata of ``batch``, by the names of the persistent buffers."""
-        kv_lens = self.kv_lens(batch).to(INT32)
-        longest = int(kv_lens.max())
-        columns = min(self.max_pages, -(-longest // self.geometry.page_size))
+    def values(self, batch: Batch) -> dict[str, torch.Tensor]:
+        values: dict[str, torch.Tensor] = {}
+        kv_lens = self.kv_lens(batch)
+        if is_draft_decode(batch):
+            for step in range(self.draft_steps):
+                kv_lens = draft_lens(batch, step)
+                values[f"step{step}.cache_seqlens_int32"] = kv_lens
+                values[f"step{step}.cu_seqlens_k"] = indptr(kv_lens)
+        else:
+            values["cache_seqlens_int32"] = kv_lens
+            values["cu_seqlens_k"] = indptr(kv_lens)
         query_lens = torch.ones_like(kv_lens) if batch.extend_seq_lens is None else batch.extend_seq_lens
-        values = {
-            "cache_seqlens_int32": kv_lens,
-            "cu_seqlens_q": indptr(query_lens),
-            "cu_seqlens_k": indptr(kv_lens),
-        }
+        values["cu_seqlens_q"] = indptr(query_lens)
+        columns = min(self.max_pages, -(-int(kv_lens.max()) // self.geometry.page_size))
         for name, group in self.pool.groups.items():
             values[f"page_table.{name}"] = page_rows(group, batch, columns)
-        return values
+        return values | self._tree_values(batch) if is_tree(batch) else values
 
     def kv_lens(self, batch: Batch) -> torch.Tensor:
-        """int32 ``(B,)``: keys each row attends to, its new ones included."""
-        if batch.mode == "TARGET_VERIFY":
+        """int32 ``(B,)``: keys each row attends to, its new ones included; in a tree verify the prefix alone."""
+        if batch.mode == "TARGET_VERIFY" and not is_tree(batch):
             assert batch.spec_info is not None
             return batch.seq_lens + batch.spec_info.draft_tokens
         return batch.seq_lens
 
+    def _tree_values(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Which draft keys each draft token sees, as one-slot pages in the order of the draft.
+
+        Here every draft token is a row of its own: ``(T,)`` lengths over a ``(T, draft)`` page table.
+        """
+        assert batch.spec_info is not None and batch.spec_info.custom_mask is not None
+        draft, offset, rows = batch.spec_info.draft_tokens, 0, []
+        for prefix in batch.seq_lens.tolist():
+            size = draft * (prefix + draft)
+            rows.append(batch.spec_info.custom_mask[offset : offset + size].view(draft, prefix + draft)[:, prefix:])
+            offset += size
+        visible = torch.cat(rows)
+        seen_first = torch.argsort(visible.to(torch.int8), dim=1, descending=True, stable=True)
+        values = {
+            "tree.cache_seqlens_int32": visible.sum(dim=1).to(INT32),
+            "tree.cu_seqlens_q": torch.arange(len(visible) + 1, dtype=INT32, device=self.device),
+        }
+        for name in self.pool.groups:
+            own_slots = batch.out_cache_loc[name].view(-1, draft).repeat_interleave(draft, dim=0)
+            values[f"tree.page_table.{name}"] = own_slots.gather(1, seen_first).to(INT32)
+        return values
+
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
         if batch.save_kv:
             self.pool.write(layer, batch.out_cache_loc[layer.group], k, v)
-        current, group = self.current, self.pool.groups[layer.group]
-        pages = (group.num_pages, group.page_size, layer.kv_heads)
-        out: torch.Tensor = flash_attn.flash_attn_with_kvcache(
+        page_size = self.pool.page_size
+        if not is_tree(batch):
+            return self._attend(q, layer, "", page_size, self.max_extend_len, causal=True)[0]
+        # The tree's own keys see each other by ancestry, the prefix is seen whole: two passes, merged by their LSE.
+        over_prefix = self._attend(q, layer, "", page_size, self.max_extend_len, causal=False)
+        over_draft = self._attend(q, layer, "tree.", 1, 1, causal=False)
+        return merge_states(*over_prefix, *over_draft)[0]
+
+    def _attend(
+        self, q: torch.Tensor, layer: Layer, part: str, page_size: int, max_seqlen_q: int, *, causal: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One kernel call over the metadata of ``part``, the cache seen in pages of ``page_size``: ``(out, lse)``."""
+        group = self.pool.groups[layer.group]
+        pages = (group.num_slots // page_size, page_size, layer.kv_heads)
+        out, lse = flash_attn.flash_attn_with_kvcache(
             q,
             group.k[layer.index].view(*pages, layer.head_dim),
             group.v[layer.index].view(*pages, layer.v_head_dim),
-            page_table=current.page_table[layer.group],
-            cache_seqlens=current.cache_seqlens_int32,
-            cu_seqlens_q=current.cu_seqlens_q,
-            max_seqlen_q=current.max_seq_len_q,
+            page_table=self.field(f"{part}page_table.{layer.group}"),
+            cache_seqlens=self.field(f"{part}cache_seqlens_int32"),
+            cu_seqlens_q=self.field(f"{part}cu_seqlens_q"),
+            max_seqlen_q=max_seqlen_q,
             softmax_scale=layer.scale,
-            causal=True,
+            causal=causal,
             window_size=(-1, -1) if layer.window is None else (layer.window - 1, 0),
             softcap=layer.softcap or 0.0,
             sinks=layer.sinks,
+            return_softmax_lse=True,
             ver=self.version,
         )
-        return out
-
-    def metadata(self) -> dict[str, Any]:
-        current = self.current
-        fields: dict[str, Any] = {
-            "cache_seqlens_int32": current.cache_seqlens_int32,
-            "cu_seqlens_q": current.cu_seqlens_q,
-            "cu_seqlens_k": current.cu_seqlens_k,
-        }
-        for group, table in current.page_table.items():
-            fields["page_table" if group == "full" else f"{group}_page_table"] = table
-        return fields
+        return out, lse
 
 
 class FA4Backend(FA3Backend):
-    """The CuTe kernels. On a CPU only the metadata differ from FA3's: both run one emulation."""
+    """The CuTe kernels. On a CPU only the metadata differ from FA3's (page 128 where free): one emulation serves both."""
 
     version = 4
     capabilities = Capabilities(
@@ -154,3 +140,8 @@ class FA4Backend(FA3Backend):
         sinks=True,
         batch_invariant=True,
     )
+
+
+def is_tree(batch: Batch) -> bool:
+    """Whether the batch verifies a draft with more than one branch, whose mask is not causal."""
+    return batch.mode == "TARGET_VERIFY" and batch.spec_info is not None and batch.spec_info.topk > 1

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from kits.backends.base import Backend, Capabilities
-from kits.backends.paging import gather_slots, indptr
-from kits.backends.persistent import PersistentBuffers
+from kits.backends.base import Capabilities
+from kits.backends.paging import draft_lens, gather_draft_slots, gather_slots, indptr, is_draft_decode
+from kits.backends.persistent import PersistentBackend, PersistentBuffers
 from kits.batches import Batch
 from kits.kernels import triton_ops
 from kits.layers import Layer
 
-INT32 = torch.int32
 
+class TritonBackend(PersistentBackend):
+    """Paged decode and extend over ``kv_indptr``/``kv_indices``, one pair per KV group.
 
-@dataclass
-class TritonMetadata:
-    """What one forward reads. ``kv_*`` cover the cached keys only in extend modes: new keys come as arguments."""
-
-    decode: bool
-    max_extend_len: int
-    kv_indptr: dict[str, torch.Tensor]
-    kv_indices: dict[str, torch.Tensor]
-    qo_indptr: torch.Tensor | None = None
-    custom_mask: torch.Tensor | None = None
-    mask_indptr: torch.Tensor | None = None
-
-
-class TritonBackend(Backend):
-    """Paged decode and extend over ``kv_indptr``/``kv_indices``, one pair per KV group."""
+    In extend modes the index lists cover the cached keys only: new keys come as arguments.
+    """
 
     capabilities = Capabilities(
         forward_modes=frozenset({"EXTEND", "DECODE", "MIXED", "TARGET_VERIFY", "DRAFT_EXTEND_V2"}),
@@ -45,68 +33,47 @@ class TritonBackend(Backend):
         batch_invariant=True,
     )
 
-    def open(self, geometry, *, max_rows, max_tokens, max_len, capture_sizes) -> None:  # type: ignore[no-untyped-def]
-        super().open(
-            geometry, max_rows=max_rows, max_tokens=max_tokens, max_len=max_len, capture_sizes=capture_sizes
-        )
-        self.persistent = PersistentBuffers(self.device)
+    def allocate(self, buffers: PersistentBuffers) -> None:
+        rows, tokens, slots = self.max_rows, self.max_tokens, self.max_tokens * self.max_len
+        buffers.allocate("qo_indptr", rows + 1)
         for group in self.pool.groups:
-            self.persistent.allocate(f"kv_indptr.{group}", max_rows + 1, dtype=INT32)
-            self.persistent.allocate(f"kv_indices.{group}", max_rows * max_len, dtype=INT32)
-        self.persistent.allocate("qo_indptr", max_rows + 1, dtype=INT32)
-        self.persistent.allocate("mask_indptr", max_rows + 1, dtype=INT32)
-        self.persistent.allocate("custom_mask", max_tokens * max_len, dtype=torch.bool)
-        self._captured: dict[int, TritonMetadata] = {}
+            buffers.allocate(f"kv_indptr.{group}", rows + 1)
+            buffers.allocate(f"kv_indices.{group}", slots, whole=True)
+            buffers.allocate(f"mask_indptr.{group}", rows + 1)
+            buffers.allocate(f"custom_mask.{group}", slots, dtype=torch.bool, whole=True)
+            for step in range(self.draft_steps):
+                buffers.allocate(f"step{step}.kv_indptr.{group}", tokens + 1)
+                buffers.allocate(f"step{step}.kv_indices.{group}", slots, whole=True)
 
-    def prepare(self, batch: Batch) -> None:
-        values = self._values(batch)
-        groups = self.pool.groups
-        self.current = TritonMetadata(
-            decode=batch.mode == "DECODE",
-            max_extend_len=max(batch.extend_seq_lens_cpu or [1]),
-            kv_indptr={group: values[f"kv_indptr.{group}"] for group in groups},
-            kv_indices={group: values[f"kv_indices.{group}"] for group in groups},
-            qo_indptr=values.get("qo_indptr"),
-            custom_mask=values.get("custom_mask"),
-            mask_indptr=values.get("mask_indptr"),
-        )
-
-    def prepare_capture(self, batch: Batch) -> None:
-        size, groups, bind = batch.batch_size, self.pool.groups, self.persistent.bind
-        decode, verify = batch.mode == "DECODE", batch.mode == "TARGET_VERIFY"
-        self._captured[size] = TritonMetadata(
-            decode=decode,
-            max_extend_len=batch.num_tokens // size,
-            kv_indptr={group: bind(f"kv_indptr.{group}", size + 1) for group in groups},
-            kv_indices={group: bind(f"kv_indices.{group}") for group in groups},
-            qo_indptr=None if decode else bind("qo_indptr", size + 1),
-            custom_mask=bind("custom_mask") if verify else None,
-            mask_indptr=bind("mask_indptr", size + 1) if verify else None,
-        )
-        self.prepare_replay(batch)
-
-    def prepare_replay(self, batch: Batch) -> None:
-        self.persistent.fill(self._values(batch))
-        self.current = self._captured[batch.batch_size]
-
-    def _values(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Fresh metadata of ``batch``, by the names of the persistent buffers."""
+    def values(self, batch: Batch) -> dict[str, torch.Tensor]:
+        if is_draft_decode(batch):
+            return self._draft_values(batch)
         values: dict[str, torch.Tensor] = {}
         cached = self.cached_lens(batch)
         if batch.extend_seq_lens is not None:
             values["qo_indptr"] = indptr(batch.extend_seq_lens)
-        if batch.mode == "TARGET_VERIFY":
-            spec_info = batch.spec_info
-            assert spec_info is not None and spec_info.custom_mask is not None
-            draft = spec_info.draft_tokens
-            values["mask_indptr"] = indptr(draft * (batch.seq_lens + draft))
-            values["custom_mask"] = spec_info.custom_mask[: int(values["mask_indptr"][-1])]
         for name, group in self.pool.groups.items():
             visible = cached if name == "full" else self._window_lens(cached, batch)
-            ends = cached.tolist()
             starts = (cached - visible).tolist()
             values[f"kv_indptr.{name}"] = indptr(visible)
-            values[f"kv_indices.{name}"] = gather_slots(group, batch, starts, ends)
+            values[f"kv_indices.{name}"] = gather_slots(group, batch, starts, cached.tolist())
+            if batch.mode == "TARGET_VERIFY":
+                assert batch.spec_info is not None
+                draft = batch.spec_info.draft_tokens
+                masks = self._verify_masks(batch, starts, window=name == "window")
+                values[f"mask_indptr.{name}"] = indptr(draft * (visible + draft))
+                values[f"custom_mask.{name}"] = torch.cat([mask.flatten() for mask in masks])
+        return values
+
+    def _draft_values(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Per step, the slots of all branches: each sees the prefix and its own draft tokens so far."""
+        assert batch.spec_info is not None
+        values = {}
+        for step in range(batch.spec_info.steps):
+            lens = draft_lens(batch, step).repeat_interleave(batch.spec_info.topk)
+            for name, group in self.pool.groups.items():
+                values[f"step{step}.kv_indptr.{name}"] = indptr(lens)
+                values[f"step{step}.kv_indices.{name}"] = gather_draft_slots(group, batch, step)
         return values
 
     def cached_lens(self, batch: Batch) -> torch.Tensor:
@@ -115,9 +82,8 @@ class TritonBackend(Backend):
         Padded rows come with ``seq_lens`` below ``extend_seq_lens``; without the clamp their prefix is negative and
         ``kv_indptr`` decreases behind the last live row.
         """
-        if batch.mode in ("DECODE", "TARGET_VERIFY"):
+        if batch.extend_seq_lens is None or batch.mode == "TARGET_VERIFY":
             return batch.seq_lens
-        assert batch.extend_seq_lens is not None
         return torch.clamp(batch.seq_lens - batch.extend_seq_lens, min=0)
 
     def _window_lens(self, cached: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -126,22 +92,41 @@ class TritonBackend(Backend):
         assert window is not None
         return torch.clamp(cached, max=window if batch.mode == "DECODE" else window - 1)
 
+    def _verify_masks(self, batch: Batch, starts: Sequence[int], *, window: bool) -> list[torch.Tensor]:
+        """Per row bool ``(draft, visible prefix + draft)``: the batch's mask, cut to where the row's indices start.
+
+        A window is applied here, by position: tree siblings share one, which the kernel cannot know.
+        """
+        assert batch.spec_info is not None and batch.spec_info.custom_mask is not None
+        draft, offset, masks = batch.spec_info.draft_tokens, 0, []
+        for row, prefix in enumerate(batch.seq_lens.tolist()):
+            size = draft * (prefix + draft)
+            mask = batch.spec_info.custom_mask[offset : offset + size].view(draft, prefix + draft)[:, starts[row] :]
+            offset += size
+            if window:
+                queries = batch.positions[row * draft : (row + 1) * draft]
+                keys = torch.cat([torch.arange(starts[row], prefix, device=self.device), queries])
+                mask = mask & (queries[:, None] - keys[None, :] < (self.geometry.model.window or 0))
+            masks.append(mask)
+        return masks
+
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
         if batch.save_kv:
             self.pool.write(layer, batch.out_cache_loc[layer.group], k, v)
-        group, current = self.pool.groups[layer.group], self.current
+        group = self.pool.groups[layer.group]
         out = torch.empty(q.shape[0], layer.q_heads, layer.v_head_dim, dtype=q.dtype, device=q.device)
-        features = {
+        caches = (group.k[layer.index], group.v[layer.index])
+        paging = (self.field(f"kv_indptr.{layer.group}"), self.field(f"kv_indices.{layer.group}"))
+        mask = self.tensors.get(f"custom_mask.{layer.group}")
+        features: dict[str, Any] = {
             "scale": layer.scale,
             "softcap": layer.softcap or 0.0,
-            "window": layer.window or -1,
+            "window": -1 if layer.window is None or mask is not None else layer.window,
             "sinks": layer.sinks,
             "k_scale": layer.k_scale,
             "v_scale": layer.v_scale,
         }
-        caches = (group.k[layer.index], group.v[layer.index])
-        paging = (current.kv_indptr[layer.group], current.kv_indices[layer.group])
-        if current.decode:
+        if self.decoding:
             triton_ops.decode_attention(q, *caches, *paging, out, **features)
         else:
             triton_ops.extend_attention(
@@ -149,23 +134,12 @@ class TritonBackend(Backend):
                 k,
                 v,
                 *caches,
-                current.qo_indptr,
+                self.field("qo_indptr"),
                 *paging,
                 out,
-                max_extend_len=current.max_extend_len,
-                custom_mask=current.custom_mask,
-                mask_indptr=current.mask_indptr,
+                max_extend_len=self.max_extend_len,
+                custom_mask=mask,
+                mask_indptr=self.tensors.get(f"mask_indptr.{layer.group}"),
                 **features,
             )
         return out
-
-    def metadata(self) -> dict[str, Any]:
-        current, fields = self.current, {}
-        for group in self.pool.groups:
-            prefix = "" if group == "full" else f"{group}_"
-            fields[f"{prefix}kv_indptr"] = current.kv_indptr[group]
-            fields[f"{prefix}kv_indices"] = current.kv_indices[group]
-        fields["qo_indptr"] = current.qo_indptr
-        fields["custom_mask"] = current.custom_mask
-        fields["mask_indptr"] = current.mask_indptr
-        return fields

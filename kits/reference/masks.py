@@ -52,6 +52,18 @@ def depths_of(parents: Sequence[int]) -> list[int]:
     return depths
 
 
-def branch_mask(prefix: int, own: int, window: int | None) -> torch.Tensor:
-    """Bool ``(1, prefix + own)``: a draft step's query sees the prefix and the ``own`` tokens of its branch."""
-    return _within(torch.tensor([prefix + own - 1]), prefix + own, window)
+def draft_mask(prefix: int, topk: int, steps: int, cached: bool, window: int | None) -> torch.Tensor:
+    """Bool ``(topk * steps, prefix + topk * steps)`` of a multi-step draft, tokens in the order (branch, step).
+
+    A step's query sees the prefix and, where drafts are ``cached``, its branch up to itself; it stands behind them.
+    """
+    own = torch.zeros(topk, steps, topk, steps, dtype=torch.bool)
+    for branch in range(topk):
+        own[branch, :, branch] = torch.ones(steps, steps, dtype=torch.bool).tril() & cached
+    step_of = torch.arange(steps).repeat(topk)
+    queries = prefix + step_of if cached else torch.full((topk * steps,), prefix - 1)
+    keys = torch.cat([torch.arange(prefix), prefix + step_of])
+    allowed = torch.cat(
+        [torch.ones(topk * steps, prefix, dtype=torch.bool), own.view(topk * steps, topk * steps)], dim=1
+    )
+    return allowed if window is None else allowed & (queries[:, None] - keys[None, :] < window)

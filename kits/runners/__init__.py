@@ -14,9 +14,17 @@ from kits.kernels import provenance
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import run_cuda_graph
 from kits.runners.eager import run_eager
+from kits.runners.multi_step import run_multi_step
+from kits.runners.split_op import run_bcg, run_pcg
 from kits.subtest import Subtest
 
-RUNNERS: dict[str, Callable[[SubtestRun], None]] = {"eager": run_eager, "cuda_graph": run_cuda_graph}
+RUNNERS: dict[str, Callable[[SubtestRun], None]] = {
+    "eager": run_eager,
+    "cuda_graph": run_cuda_graph,
+    "cuda_graph_multi_step": run_multi_step,
+    "pcg": run_pcg,
+    "bcg": run_bcg,
+}
 
 
 def chosen_device() -> torch.device:

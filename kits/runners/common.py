@@ -86,14 +86,20 @@ class SubtestRun:
                 geometry, max_rows=max_rows, max_tokens=max_tokens, max_len=max_len, capture_sizes=sizes
             )
 
-    def expected(self, requests: Sequence[Request], layer: Layer, mode: str) -> torch.Tensor:
+    def expected(
+        self, requests: Sequence[Request], layer: Layer, mode: str, speculation: Speculation | None
+    ) -> torch.Tensor:
         """The reference's answer for the new tokens of ``requests``: float32 ``(tokens, q_heads, v_head_dim)``."""
         rows = []
         for request in requests:
-            if mode == "TARGET_VERIFY" and self.speculation is not None:
-                allowed = reference.tree_mask(request.prefix_len, self.speculation.parents, layer.window)
+            prefix, window = request.prefix_len, layer.window
+            if mode == "TARGET_VERIFY" and speculation is not None:
+                allowed = reference.tree_mask(prefix, speculation.parents, window)
+            elif mode == "DECODE" and speculation is not None:
+                cached = drafts_are_cached(speculation)
+                allowed = reference.draft_mask(prefix, speculation.topk, speculation.steps, cached, window)
             else:
-                allowed = reference.causal_mask(request.prefix_len, request.extend_len, layer.window)
+                allowed = reference.causal_mask(prefix, request.extend_len, window)
             rows.append(
                 reference.attention(
                     request.q[layer.index],
@@ -185,10 +191,17 @@ class SubtestRun:
             return f"slot {slot}, which a live request outside the batch owns"
         return f"slot {slot} of page {page}"
 
-    def compare(self, what: str, outputs: Sequence[torch.Tensor], requests: Sequence[Request], mode: str) -> None:
+    def compare(
+        self,
+        what: str,
+        outputs: Sequence[torch.Tensor],
+        requests: Sequence[Request],
+        mode: str,
+        speculation: Speculation | None,
+    ) -> None:
         """Compare real rows with the reference; a mismatch is kept, so that later legs still run."""
         with self.notes.phase("reference"):
-            wanted = [self.expected(requests, layer, mode) for layer in self.world.layers]
+            wanted = [self.expected(requests, layer, mode, speculation) for layer in self.world.layers]
         self.compare_with(what, outputs, wanted, [request.extend_len for request in requests])
 
     def compare_with(
@@ -225,3 +238,8 @@ class SubtestRun:
             margin=max(mismatch.margin for mismatch in self.mismatches),
             row=first.row,
         )
+
+
+def drafts_are_cached(speculation: Speculation) -> bool:
+    """Frozen-KV MTP drafts read the target's cache as it is and write none of their own."""
+    return speculation.kind != "frozen_kv_mtp"

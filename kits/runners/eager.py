@@ -16,5 +16,5 @@ def run_eager(run: SubtestRun) -> None:
     requests = run.world.add_requests(lens)
     with run.notes.phase("eager"):
         outputs = run.forward_eagerly(requests, case.mode, run.subtest.seq_lens, case.speculation)
-    run.compare("eager", outputs, requests, case.mode)
+    run.compare("eager", outputs, requests, case.mode, case.speculation)
     run.finish()

@@ -75,19 +75,19 @@ class GraphRunner:
 
     def capture(self, size: int, requests: Sequence[Request], *, warm_ups: int = 2) -> None:
         """Warm up ``warm_ups`` times, then capture ``size`` rows on the data of ``requests``."""
-        batch = self._static_batch(size)
+        batch = self.static_batch(size)
         self.load(batch, requests)
         self.backend.prepare_capture(batch)
         for _ in range(warm_ups):
-            self._forward(batch)
+            self.forward(batch)
         graph = new_graph(self.world.device)
         self.backend.prepare_capture(batch)
         with graph.capture():
-            self._forward(batch)
+            self.forward(batch)
         guard = PointerGuard(graph, {"backend": self.backend, "buffers": self.buffers, "batch": batch})
         self.captured[size] = CapturedGraph(graph, batch, guard)
 
-    def _static_batch(self, size: int) -> Batch:
+    def static_batch(self, size: int) -> Batch:
         tokens, buffers, decode = size * self.tokens_per_row, self.buffers, self.mode == "DECODE"
         spec_info = None
         if self.speculation is not None:
@@ -116,7 +116,7 @@ class GraphRunner:
             spec_info=spec_info,
         )
 
-    def _forward(self, batch: Batch) -> None:
+    def forward(self, batch: Batch) -> None:
         tokens = batch.num_tokens
         for layer in self.world.layers:
             q, k, v, out = (self.buffers[f"{name}.{layer.index}"][:tokens] for name in ("q", "k", "v", "out"))
@@ -124,19 +124,17 @@ class GraphRunner:
 
     def load(self, batch: Batch, requests: Sequence[Request]) -> None:
         """Copy the live rows into the static buffers, pad the rest in the runner's style, refresh host mirrors."""
-        live = describe_rows(requests, self.convention, self.speculation, self.mode)
+        rows = describe_rows(requests, self.convention, self.speculation, self.mode)
         count = batch.batch_size - len(requests)
         if self.pad_style == "small_real" and count:
-            padded = describe_rows(self.pad_requests[:count], self.convention, self.speculation, self.mode)
-            self._store(batch, _joined(live, padded))
-        else:
-            self._store(batch, live)
-            if count:
-                self._fill_scratch_rows(batch, live)
+            padding = describe_rows(self.pad_requests[:count], self.convention, self.speculation, self.mode)
+            rows = _joined(rows, padding)
+        self._store(rows)
+        self._fill_tail(batch, len(rows.seq_lens), len(rows.positions))
         self._refresh_host_mirrors(batch)
         self._load_values(batch, requests)
 
-    def _store(self, batch: Batch, rows: Rows) -> None:
+    def _store(self, rows: Rows) -> None:
         """Write ``rows`` to the front of the static buffers."""
         device, buffers, count = self.world.device, self.buffers, len(rows.seq_lens)
         tokens = len(rows.positions)
@@ -154,16 +152,23 @@ class GraphRunner:
         if rows.custom_mask is not None:
             buffers["custom_mask"][: len(rows.custom_mask)] = rows.custom_mask.to(device)
 
-    def _fill_scratch_rows(self, batch: Batch, live: Rows) -> None:
-        rows, tokens, buffers = len(live.seq_lens), len(live.positions), self.buffers
-        pad = scratch_row(self.pad_style, self.backend.capabilities.pad_seq_len, self.tokens_per_row)
-        buffers["req_pool_indices"][rows : batch.batch_size] = pad.req_pool_index
-        buffers["seq_lens"][rows : batch.batch_size] = pad.seq_len
-        buffers["extend_seq_lens"][rows : batch.batch_size] = pad.extend_seq_len
-        buffers["positions"][tokens : batch.num_tokens] = 0
-        buffers["input_ids"][tokens : batch.num_tokens] = 0
+    def _fill_tail(self, batch: Batch, rows: int, tokens: int) -> None:
+        """Fill the rows from ``rows`` on in the runner's style, and the tokens from ``tokens`` on.
+
+        Ragged rows leave tokens over even where no row is padded.
+        """
+        buffers, end = self.buffers, batch.batch_size * self.tokens_per_row
+        slot = 0
+        if rows < batch.batch_size:
+            pad = scratch_row(self.pad_style, self.backend.capabilities.pad_seq_len, self.tokens_per_row)
+            buffers["req_pool_indices"][rows : batch.batch_size] = pad.req_pool_index
+            buffers["seq_lens"][rows : batch.batch_size] = pad.seq_len
+            buffers["extend_seq_lens"][rows : batch.batch_size] = pad.extend_seq_len
+            slot = pad.slot
+        buffers["positions"][tokens:end] = 0
+        buffers["input_ids"][tokens:end] = 0
         for name in self.world.pool.groups:
-            buffers[f"out_cache_loc.{name}"][tokens : batch.num_tokens] = pad.slot
+            buffers[f"out_cache_loc.{name}"][tokens:end] = slot
 
     def _refresh_host_mirrors(self, batch: Batch) -> None:
         batch.seq_lens_cpu.copy_(batch.seq_lens)
@@ -179,7 +184,7 @@ class GraphRunner:
         for layer in self.world.layers:
             index = layer.index
             for name in ("q", "k", "v", "out"):
-                self.buffers[f"{name}.{index}"][: batch.num_tokens] = float("nan")
+                self.buffers[f"{name}.{index}"][: batch.batch_size * self.tokens_per_row] = float("nan")
             self.buffers[f"q.{index}"][:tokens] = torch.cat([r.q[index] for r in requests])
             self.buffers[f"k.{index}"][:tokens] = torch.cat([r.k[index][r.prefix_len :] for r in requests])
             self.buffers[f"v.{index}"][:tokens] = torch.cat([r.v[index][r.prefix_len :] for r in requests])

@@ -22,16 +22,25 @@ class Step:
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """Sizes to capture, largest first, with the rows each is captured on; then the replays."""
+    """Sizes to capture, largest first, with the rows each is captured on; then the replays.
+
+    ``rows`` and ``tokens`` bound every batch; by default they follow from the largest captured size.
+    """
 
     captures: list[tuple[int, Lens]]
     steps: list[Step]
     neighbours: Lens
     tokens_per_row: int
+    rows: int | None = None
+    tokens: int | None = None
 
     @property
     def max_rows(self) -> int:
-        return max(size for size, _ in self.captures)
+        return self.rows or max(size for size, _ in self.captures)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.tokens or self.max_rows * self.tokens_per_row
 
     @property
     def max_len(self) -> int:
@@ -40,46 +49,43 @@ class ReplayPlan:
         return max(prefix + extend for prefix, extend in rows)
 
 
-def tokens_per_row(case: Case) -> int:
-    """N: new tokens a captured row has room for."""
-    return case.speculation.draft_tokens if case.speculation is not None else max(case.extend_lens)
+def make_plan(case: Case, *, multiplier: int, padded: bool, tokens: int, rng: random.Random) -> ReplayPlan:
+    """Lengths of all captures and replays of a case at a capture multiplier; rows have room for ``tokens`` new tokens.
 
-
-def make_plan(case: Case, multiplier: int, rng: random.Random) -> ReplayPlan:
-    """Lengths of all captures and replays of a case at a capture multiplier.
-
-    Multiplier 1: own, 4x padded, own grown. Otherwise: own, 4x full of live rows, smallest, own grown. Captures see
-    shorter rows than any replay of the case's own, so that a length kept from capture always shows.
+    Multiplier 1: own, 4x padded, own grown. Otherwise: own, 4x full of live rows, smallest, own grown. A sweep without
+    a pad style runs unpadded: own, 2x full, own grown. Captures see shorter rows than any replay of the case's own, so
+    that a length kept from capture always shows.
     """
-    own = list(zip(case.prefix_lens, case.extend_lens, strict=True))
-    real, tokens = len(own), tokens_per_row(case)
+    real = len(case.prefix_lens)
+    ragged = case.mode == "DRAFT_EXTEND"
     growth = case.page_size + 5
+    own = list(zip(case.prefix_lens, case.extend_lens if ragged else [tokens] * real, strict=True))
     grown = [(prefix + growth, extend) for prefix, extend in own]
 
     def extend_of(row: int) -> int:
-        """Ragged counts stay ragged: accepted tokens differ from the case's own."""
-        uniform = len(set(case.extend_lens)) == 1 and case.extend_lens[0] == tokens
-        return tokens if uniform else 1 + (case.extend_lens[row % real] + row) % tokens
+        """Ragged counts stay ragged, and differ from the case's own."""
+        return 1 + (own[row % real][1] + row) % tokens if ragged else tokens
 
     def shorter(row: int) -> tuple[int, int]:
         prefix = case.prefix_lens[row % real]
         return rng.randint(prefix // 2, max(prefix // 2, prefix - 1)), extend_of(row)
 
     def any_length(row: int) -> tuple[int, int]:
-        return rng.randint(1, max(case.prefix_lens) + growth), extend_of(row)
+        return rng.randint(1, max(case.prefix_lens) + case.page_size), extend_of(row)
 
-    sizes = sorted({real, multiplier * real, 4 * real}, reverse=True)
-    captures = [(size, [shorter(row) for row in range(size)]) for size in sizes]
-    own_size = multiplier * real
-    if multiplier == 1:
+    def full(name: str, rows: int) -> Step:
+        return Step(name, rows, [any_length(row) for row in range(rows)])
+
+    own_size, largest = multiplier * real, (4 if padded else 2) * real
+    if not padded:
+        middle = [full("2x full", 2 * real)]
+    elif multiplier == 1:
         middle = [Step("4x padded", 4 * real, [any_length(row) for row in range(real)])]
     else:
-        middle = [
-            Step("4x full", 4 * real, [any_length(row) for row in range(4 * real)]),
-            Step("smallest", real, [any_length(row) for row in range(real)]),
-        ]
+        middle = [full("4x full", 4 * real), full("smallest", real)]
+    sizes = sorted({real, own_size, largest}, reverse=True)
     return ReplayPlan(
-        captures=captures,
+        captures=[(size, [shorter(row) for row in range(size)]) for size in sizes],
         steps=[Step("own", own_size, own), *middle, Step("own grown", own_size, grown)],
         neighbours=[any_length(row) for row in range(real)],
         tokens_per_row=tokens,

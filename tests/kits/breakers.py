@@ -1,0 +1,175 @@
+"""Backends and runners that each break one rule of capture and replay, and are otherwise right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kits.backends.flash_attention import FA3Backend
+from kits.backends.triton import TritonBackend
+from kits.batches import Batch
+from kits.layers import Layer
+
+
+class NoClamp(TritonBackend):
+    """The founding bug (faults.md F01): padded rows' prefix is not clamped at zero."""
+
+    def cached_lens(self, batch: Batch) -> torch.Tensor:
+        if batch.extend_seq_lens is None or batch.mode == "TARGET_VERIFY":
+            return batch.seq_lens
+        return batch.seq_lens - batch.extend_seq_lens
+
+
+class Rebinds(FA3Backend):
+    """Replay preparation assigns fresh tensors instead of copying into the captured ones."""
+
+    def prepare_replay(self, batch: Batch) -> None:
+        self.tensors = self.values(batch)
+        self._begin(batch)
+
+
+class RebindsBesideCopying(FA3Backend):
+    """Copies too, so every value is right: only the address under the name has moved."""
+
+    def prepare_replay(self, batch: Batch) -> None:
+        values = self.values(batch)
+        self.persistent.fill(values)
+        self.tensors = {name: view.clone() for name, view in self.persistent.bind(values).items()}
+        self._begin(batch)
+
+
+class KeepsHostScalar(FA3Backend):
+    """The longest KV extent of the capture bounds what a replay may read."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        name = "cache_seqlens_int32"
+        longest = max(int(length) for length in batch.seq_lens_cpu)
+        whole = self.tensors
+        self.tensors = whole | {name: torch.clamp(whole[name], max=longest)}
+        try:
+            return super().forward(q, k, v, layer, batch)
+        finally:
+            self.tensors = whole
+
+
+class DropsConstant(FA3Backend):
+    """A constant of the capture is freed after it, while the graph goes on reading its address."""
+
+    def prepare_capture(self, batch: Batch) -> None:
+        super().prepare_capture(batch)
+        self.one = torch.ones((), dtype=torch.int32, device=self.device)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        whole = self.tensors
+        if hasattr(self, "one"):
+            self.tensors = whole | {"cache_seqlens_int32": whole["cache_seqlens_int32"] * self.one}
+        try:
+            return super().forward(q, k, v, layer, batch)
+        finally:
+            self.tensors = whole
+
+    def prepare_replay(self, batch: Batch) -> None:
+        super().prepare_replay(batch)
+        if hasattr(self, "one"):
+            del self.one
+
+
+class InGraph(FA3Backend):
+    """Runs ``trespass`` in the recorded part."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        self.trespass(q, batch)
+        return super().forward(q, k, v, layer, batch)
+
+    def trespass(self, q: torch.Tensor, batch: Batch) -> Any:
+        raise NotImplementedError
+
+
+class CallsItem(InGraph):
+    def trespass(self, q: torch.Tensor, batch: Batch) -> Any:
+        return batch.seq_lens[0].item()
+
+
+class CallsTolist(InGraph):
+    def trespass(self, q: torch.Tensor, batch: Batch) -> Any:
+        return batch.seq_lens.tolist()
+
+
+class BuildsFromList(InGraph):
+    def trespass(self, q: torch.Tensor, batch: Batch) -> Any:
+        return torch.tensor([1, 2, 3], device=q.device)
+
+
+class IndexesByMask(InGraph):
+    def trespass(self, q: torch.Tensor, batch: Batch) -> Any:
+        return q[batch.positions > 0]
+
+
+class ReadsHostTensor(InGraph):
+    def trespass(self, q: torch.Tensor, batch: Batch) -> Any:
+        return batch.seq_lens.copy_(batch.seq_lens_cpu)
+
+
+class LaunchesTriton(InGraph):
+    def trespass(self, q: torch.Tensor, batch: Batch) -> Any:
+        from tests.kits.raw_kernel import launch
+
+        launch(q)
+
+
+class LeavesModeActive(FA3Backend):
+    """Enters a dispatch mode and never leaves it."""
+
+    def prepare(self, batch: Batch) -> None:
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Forgotten(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                return func(*args, **(kwargs or {}))
+
+        super().prepare(batch)
+        if not hasattr(self, "forgotten"):
+            self.forgotten = Forgotten()
+            self.forgotten.__enter__()
+
+
+class WritesForeignSlot(FA3Backend):
+    """Also stores the first token into the last slot of the pool, which another request owns."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        out = super().forward(q, k, v, layer, batch)
+        self.pool.groups[layer.group].k[layer.index][-1].copy_(k[0])
+        return out
+
+
+class LooksAtNeighbours(FA3Backend):
+    """A trace of all rows' lengths is in each row: below the tolerance."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        out = super().forward(q, k, v, layer, batch)
+        trace = self.field("cache_seqlens_int32").sum() % 5
+        return (out.float() * (1 + trace * 4e-3)).to(out.dtype)
+
+
+class LoadsTail(FA3Backend):
+    """Reads one slot past each row with weight zero: harmless in a pool of zeros, and only there."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        out = super().forward(q, k, v, layer, batch)
+        group = self.pool.groups[layer.group]
+        ends = group.req_to_token[batch.req_pool_indices].gather(1, batch.seq_lens.long()[:, None] - 1).long()
+        tails = group.v[layer.index][torch.clamp(ends[:, 0] + 1, max=group.num_slots - 1)]
+        return out + 0 * tails.repeat_interleave(len(out) // len(tails), dim=0).mean(dim=1, keepdim=True)
+
+
+class BoundsByOwn(FA3Backend):
+    """Reads at most 40 keys of a row: enough for every replay but the grown one."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        whole = self.tensors
+        self.tensors = whole | {"cache_seqlens_int32": torch.clamp(whole["cache_seqlens_int32"], max=34)}
+        try:
+            return super().forward(q, k, v, layer, batch)
+        finally:
+            self.tensors = whole

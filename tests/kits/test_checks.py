@@ -1,0 +1,112 @@
+"""Each check of the lifecycle has a fault that it alone sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kits
+from kits import errors
+from kits.invariants import check_metadata
+from kits.pools import KVGroup
+from kits.runners import common, cuda_graph
+from tests.kits.subtests import CHAIN, make
+
+V2 = {"mode": "DRAFT_EXTEND_V2", "prefix": (4, 7), "speculation": CHAIN, "dtype": "float16", "multiplier": 2}
+
+
+def test_invariants_alone_see_the_missing_clamp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The founding bug: real rows stay right, so that only the metadata of the padded ones tell."""
+    kits.run(make("tests.kits.breakers:NoClamp", pad_style="small_real", **V2))
+    with pytest.raises(errors.MetadataError) as caught:
+        kits.run(make("tests.kits.breakers:NoClamp", pad_style="prod_fill", **V2))
+    message = str(caught.value)
+    assert "kv_indptr (B=4): decreases by 2 behind row 2" in message
+    monkeypatch.setattr(cuda_graph, "check_metadata", lambda *_: None)
+    kits.run(make("tests.kits.breakers:NoClamp", pad_style="prod_fill", **V2))
+
+
+def test_pointer_guard_alone_sees_a_rebound_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    subtest = make("tests.kits.breakers:RebindsBesideCopying")
+    with pytest.raises(errors.PointerError):
+        kits.run(subtest)
+    monkeypatch.setattr("kits.graphs.PointerGuard.check", lambda self: None)
+    kits.run(subtest)
+
+
+def test_kv_integrity_alone_sees_a_foreign_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    subtest = make("tests.kits.breakers:WritesForeignSlot")
+    with pytest.raises(errors.KVIntegrityError, match="live request outside the batch"):
+        kits.run(subtest)
+    monkeypatch.setattr(common.SubtestRun, "check_kv_integrity", lambda *_, **__: None)
+    kits.run(subtest)
+
+
+def test_neighbour_check_alone_sees_a_coupled_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    subtest = make("tests.kits.breakers:LooksAtNeighbours")
+    with pytest.raises(errors.NeighbourError, match="bit for bit"):
+        kits.run(subtest)
+    monkeypatch.setattr(cuda_graph.GraphSubtest, "_check_neighbours", lambda *_: None)
+    monkeypatch.setattr(cuda_graph.GraphSubtest, "_require_replayed", lambda *_: None)
+    kits.run(subtest)
+
+
+def test_poison_alone_sees_a_read_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    subtest = make("tests.kits.breakers:LoadsTail")
+    with pytest.raises(errors.MismatchError, match="nan"):
+        kits.run(subtest)
+
+    def zeros(self: KVGroup, slots: Any, value: float = 0.0) -> None:
+        for layer, buffer in self.k.items():
+            buffer[slots] = 0.0
+            self.v[layer][slots] = 0.0
+
+    def zeroed_buffer(self: KVGroup, *arguments: Any) -> Any:
+        view = original(self, *arguments)
+        view.zero_()
+        return view
+
+    original = KVGroup._buffer
+    monkeypatch.setattr(KVGroup, "_buffer", zeroed_buffer)
+    monkeypatch.setattr(KVGroup, "poison", zeros)
+    monkeypatch.setattr("kits.runners.graph.GraphRunner._load_values", _load_zeros)
+    monkeypatch.setattr(cuda_graph.GraphSubtest, "_check_neighbours", lambda *_: None)
+    monkeypatch.setattr(cuda_graph.GraphSubtest, "_require_replayed", lambda *_: None)
+    kits.run(subtest)
+
+
+def _load_zeros(self: Any, batch: Any, requests: Any) -> None:
+    tokens = sum(request.extend_len for request in requests)
+    import torch
+
+    for layer in self.world.layers:
+        index = layer.index
+        for name in ("q", "k", "v", "out"):
+            self.buffers[f"{name}.{index}"].zero_()
+        self.buffers[f"q.{index}"][:tokens] = torch.cat([r.q[index] for r in requests])
+        self.buffers[f"k.{index}"][:tokens] = torch.cat([r.k[index][r.prefix_len :] for r in requests])
+        self.buffers[f"v.{index}"][:tokens] = torch.cat([r.v[index][r.prefix_len :] for r in requests])
+
+
+def test_grown_replay_alone_sees_a_captured_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound that fits all but the grown lengths: without that replay nothing fails."""
+    subtest = make("tests.kits.breakers:BoundsByOwn")
+    with pytest.raises(errors.MismatchError, match="own grown") as caught:
+        kits.run(subtest)
+    assert "replay of own (" not in str(caught.value)
+
+
+def test_invariants_pass_over_what_is_missing() -> None:
+    """Best effort: unknown and non-tensor fields are no violation."""
+
+    class Batch:
+        batch_size = 0
+        seq_lens_sum = 0
+        extend_seq_lens = None
+        pool = type("Pool", (), {"groups": {}, "page_size": 1})
+
+    import torch
+
+    Batch.seq_lens = Batch.seq_lens_cpu = torch.zeros(0, dtype=torch.int32)
+    check_metadata({"anything": 3, "kv_lens": None}, Batch, [])  # type: ignore[arg-type]
