@@ -47,7 +47,7 @@ def attend(
 
 
 def causal_window(
-    tokens: int, first_position: int, first_key: int, keys: int, *, left: int, right: int
+    tokens: int, first_position: int, first_key: int, keys: int, *, left: int, right: int, device: torch.device
 ) -> torch.Tensor | None:
     """Mask (tokens, keys) of a band, or None where it hides nothing.
 
@@ -59,8 +59,8 @@ def causal_window(
     cuts_left = left >= 0 and first_position + tokens - 1 - left > first_key
     if not (cuts_left or cuts_right):
         return None
-    position = torch.arange(first_position, first_position + tokens).unsqueeze(1)
-    key = torch.arange(first_key, first_key + keys).unsqueeze(0)
+    position = torch.arange(first_position, first_position + tokens, device=device).unsqueeze(1)
+    key = torch.arange(first_key, first_key + keys, device=device).unsqueeze(0)
     if not cuts_left:
         return key <= position + right
     if not cuts_right:

@@ -58,7 +58,7 @@ def unpack_mask(kernel: str, row: int, packed: torch.Tensor, start: int, queries
             kernel, "custom_mask", f"row {row} reads bytes {start}..{start + size - 1} of {packed.numel()}"
         )
     octets = packed[start : start + size].int().unsqueeze(1)
-    bits = (octets >> torch.arange(8, dtype=torch.int32)) & 1
+    bits = (octets >> torch.arange(8, dtype=torch.int32, device=packed.device)) & 1
     return bits.flatten()[: queries * keys].view(queries, keys).bool()
 
 
@@ -123,7 +123,9 @@ def _emulate(
             kernel, "paged_kv_indices", row, kv_indices[kv_start:kv_stop], page_size, pages, first, last
         )
         right = 0 if causal and custom_mask is None else -1
-        visible = causal_window(stop - start, position, first, last - first, left=window_left, right=right)
+        visible = causal_window(
+            stop - start, position, first, last - first, left=window_left, right=right, device=q.device
+        )
         if custom_mask is not None:
             bits = unpack_mask(kernel, row, custom_mask, mask_starts[row], q_starts[row + 1] - q_starts[row], length)
             bits = bits[start - q_starts[row] : stop - q_starts[row], first:last]

@@ -171,7 +171,7 @@ def _emulate(
             keys = keys.float() * k_descale[row].view(1, kv_heads, 1)
         if v_descale is not None:
             values = values.float() * v_descale[row].view(1, kv_heads, 1)
-        visible = causal_window(tokens, position, first, length - first, left=window_left, right=right)
+        visible = causal_window(tokens, position, first, length - first, left=window_left, right=right, device=q.device)
         result, result_lse = attend(
             q[start : start + tokens],
             keys,

@@ -203,7 +203,9 @@ def _emulate(
                 torch.cat([latent, rope], dim=-1),
                 latent,
                 scale=sm_scale,
-                visible=causal_window(tokens, position, first, last - first, left=-1, right=0 if causal else -1),
+                visible=causal_window(
+                    tokens, position, first, last - first, left=-1, right=0 if causal else -1, device=q_nope.device
+                ),
             )
         )
     for (token, tokens), found in parts.items():
