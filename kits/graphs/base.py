@@ -67,7 +67,7 @@ class Graph(ABC):
 
 
 class FunctionRules(TorchFunctionMode):
-    """Looks at each torch function of a capture before it runs."""
+    """Looks at each torch function before it runs, where no ``HostSplit`` does."""
 
     def __init__(self, broken: Any) -> None:
         super().__init__()

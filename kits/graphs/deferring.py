@@ -41,7 +41,7 @@ class DeferringMode(TorchDispatchMode):
         tensors = tensor_arguments(info, args, kwargs)
         if info.kind == "constant":
             return self._constant(info, info.op(*args, **kwargs))
-        hosts = [pair for pair in tensors if host.is_host(pair[1])]
+        hosts = host.hosts_among(tensors)
         if len(hosts) == len(tensors) and (info.aten if tensors else host.making_host_tensor()):
             return host.mark_all_host(info.op(*args, **kwargs))
         return self._defer(info, args, kwargs, tensors, hosts)

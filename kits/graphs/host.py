@@ -31,25 +31,26 @@ class _Register:
     so a dead entry can never answer for a living storage."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[StorageWeakRef, bool]] = {}
+        self.entries: dict[int, tuple[StorageWeakRef, bool]] = {}
         self._limit = 256
 
     def add(self, tensor: torch.Tensor, pinned: bool) -> None:
         storage = tensor.untyped_storage()
-        if len(self._entries) >= self._limit:
-            self._entries = {c: e for c, e in self._entries.items() if not e[0].expired()}
-            self._limit = max(256, 2 * len(self._entries))
-        self._entries[storage._cdata] = StorageWeakRef(storage), pinned
+        if len(self.entries) >= self._limit:
+            self.entries = {c: e for c, e in self.entries.items() if not e[0].expired()}
+            self._limit = max(256, 2 * len(self.entries))
+        self.entries[storage._cdata] = StorageWeakRef(storage), pinned
 
     def remove(self, tensor: torch.Tensor) -> None:
-        self._entries.pop(tensor.untyped_storage()._cdata, None)
+        self.entries.pop(tensor.untyped_storage()._cdata, None)
 
     def find(self, tensor: torch.Tensor) -> tuple[StorageWeakRef, bool] | None:
-        return self._entries.get(tensor.untyped_storage()._cdata)
+        return self.entries.get(tensor.untyped_storage()._cdata)
 
 
 _register = _Register()
 _real_device = False  # a CUDA session: a CPU tensor is of the host
+_watch: Callable[[Any, tuple, dict[str, Any]], None] | None = None  # of a capture: sees each torch function first
 _making: list[bool] = []  # True while a host tensor is being made, for dispatch modes, which see a device either way
 
 
@@ -60,11 +61,37 @@ def split_by_device(real: bool) -> bool:
     return was
 
 
+@contextmanager
+def watched(watch: Callable[[Any, tuple, dict[str, Any]], None]) -> Iterator[None]:
+    """Show each torch function to ``watch`` before it runs.
+
+    Meanwhile a dispatch mode keeps the register of what ops return. A ``HostSplit`` does both, since a function mode
+    more would cost microseconds at every call.
+    """
+    global _watch
+    outer, _watch = _watch, watch
+    try:
+        if split_active():
+            yield
+        else:
+            with HostSplit():
+                yield
+    finally:
+        _watch = outer
+
+
 def is_host(tensor: torch.Tensor) -> bool:
     """Whether the host owns ``tensor``."""
     if tensor.device.type != "cpu":
         return False
     return _real_device or _register.find(tensor) is not None
+
+
+def hosts_among(tensors: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """Those of some named tensors that the host owns."""
+    if _real_device:
+        return [pair for pair in tensors if pair[1].device.type == "cpu"]
+    return [pair for pair in tensors if pair[1].untyped_storage()._cdata in _register.entries]
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
@@ -144,11 +171,16 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
                 yield part
 
 
-def _all_host(args: tuple, kwargs: dict[str, Any] | None) -> bool:
-    found = False
-    for value in args if not kwargs else (*args, *kwargs.values()):
-        for tensor in _tensors(value):
-            if _register.find(tensor) is None:
+def _all_host(values: Iterable[Any]) -> bool:
+    """Whether there are tensors among ``values``, and all of them are of the host."""
+    entries, found = _register.entries, False
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.untyped_storage()._cdata not in entries:
+                return False
+            found = True
+        elif type(value) in (list, tuple) and any(isinstance(part, torch.Tensor) for part in value):
+            if not _all_host(part for part in value if isinstance(part, torch.Tensor)):
                 return False
             found = True
     return found
@@ -158,11 +190,17 @@ class HostSplit(TorchFunctionMode):
     """Keeps the register of host tensors; see the module. It adds 1-3 us to a torch call and sees no op."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if _watch is not None:
+            _watch(func, args, kwargs or {})
         handler = _HANDLERS.get(func)
         if handler is not None:
             return handler(func, args, kwargs or {})
         out = func(*args, **kwargs) if kwargs else func(*args)
-        if isinstance(out, (torch.Tensor, tuple, list)) and _all_host(args, kwargs):
+        if (
+            _watch is None
+            and isinstance(out, (torch.Tensor, tuple, list))
+            and _all_host((*args, *kwargs.values()) if kwargs else args)
+        ):
             mark_all_host(out)
         return out
 
@@ -213,7 +251,7 @@ def _to(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         return mark_host(out if out.data_ptr() != tensor.data_ptr() else out.clone())
     # An upload: memory of the device, then a copy into it, which a capture judges by itself.
-    like = torch.empty_like(tensor, device="meta")
+    like = torch.empty_like(tensor)
     dtype = next((a for a in (*args[1:], kwargs.get("dtype")) if isinstance(a, torch.dtype)), tensor.dtype)
     other = next((a for a in (*args[1:], kwargs.get("other")) if isinstance(a, torch.Tensor)), None)
     out = torch.empty_strided(

@@ -8,8 +8,10 @@ poisoned at that point of the replay, where a caching allocator might hand its m
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -24,6 +26,7 @@ _SIGNED = 0x5B
 _UNSIGNED = 0xDB
 
 
+@functools.cache
 def poison_byte(dtype: torch.dtype) -> int:
     """The byte that poison repeats: NaN for floats, a large number for integers, True for bool."""
     if dtype in _POISON_BYTES:
@@ -42,36 +45,54 @@ def poison_(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Chunk:
-    def __init__(self, size: int) -> None:
-        self.buffer = bytearray(size + _ALIGN)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
-        self.offset = -start % _ALIGN
-        self.address = start + self.offset
+    """Memory for blocks of one poison byte, full of it from the start."""
+
+    def __init__(self, size: int, byte: int) -> None:
+        buffer = bytearray([byte]) * (size + _ALIGN)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        self.address = start + -start % _ALIGN
+        self.memory = memoryview(buffer)[self.address - start :]
         self.size = size
         self.used = 0
 
 
-@dataclass(slots=True)
+class Lane:
+    """The recorded steps of one stream of a capture, in order; a dropped block is a step too."""
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = []
+        self.joined: Lane | None = None
+
+    def join(self, other: Lane) -> None:
+        """Let the steps of ``other`` come before what follows here."""
+        self.steps += other.steps
+        other.steps, other.joined = [], self
+
+    def drop(self, block: Block) -> None:
+        lane = self
+        while lane.joined is not None:
+            lane = lane.joined
+        lane.steps.append(block)
+
+
+@dataclass(slots=True, eq=False)
 class Block:
-    """Private memory of one storage. ``storage`` is the graph's own handle on it, apart from the caller's."""
+    """Private memory of one storage. ``tensor`` is the graph's own handle on it, apart from the caller's."""
 
     address: int
     nbytes: int
     byte: int
-    storage: torch.UntypedStorage
-    views: dict[tuple, torch.Tensor]
-    home: list
-    """The list of recorded steps during which it was allocated; that it was dropped is noted there."""
-
-    def poison(self) -> None:
-        ctypes.memset(self.address, self.byte, self.nbytes)
+    tensor: torch.Tensor
+    home: Lane
+    """The lane in which it was allocated; that it was dropped is noted there."""
+    views: dict[tuple, torch.Tensor] = field(default_factory=dict)
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
         """The graph's own tensor with the memory and layout of ``tensor``."""
         key = layout_key(tensor)
         view = self.views.get(key)
         if view is None:
-            view = self.views[key] = as_view(self.storage, *key)
+            view = self.views[key] = as_view(self.tensor.untyped_storage(), *key)
         return view
 
 
@@ -80,13 +101,13 @@ class Arena:
 
     A caller's tensor lies in a storage that owns a ``memoryview`` of the block. When the last tensor of that storage
     dies, so does the view, and its weak reference calls back at once. The graph works through other storages over the
-    same memory, so it never prolongs the caller's. A dropped block is appended to its ``home``, the list of recorded
-    steps, until the arena is closed.
+    same memory, so it never prolongs the caller's. A dropped block is noted in its lane, until the arena is closed.
     """
 
     def __init__(self) -> None:
         self._chunks: dict[int, list[_Chunk]] = {}
         self._leases: dict[int, tuple[Block, weakref.ref]] = {}
+        self._weak = weakref.ref(self)  # no cycle, or a dropped graph would wait for the garbage collector
         self.closed = False
 
     def find(self, cdata: int) -> Block | None:
@@ -94,22 +115,19 @@ class Arena:
         return lease[0] if lease else None
 
     def new(
-        self, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], home: list
+        self, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], home: Lane
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The caller's tensor, and the graph's own over the same memory."""
-        nbytes = max(_extent(shape, stride) * dtype.itemsize, 1)
+        nbytes = max(_extent(shape, stride), 1) * dtype.itemsize
         byte = poison_byte(dtype)
         chunk, offset = self._take(nbytes, byte)
-        memory = memoryview(chunk.buffer)[chunk.offset + offset : chunk.offset + offset + nbytes]
-        storage = torch.frombuffer(memoryview(memory), dtype=torch.uint8).untyped_storage()
-        block = Block(chunk.address + offset, nbytes, byte, storage, {}, home)
-        block.poison()
-        tensor = torch.frombuffer(memory, dtype=torch.uint8)
-        cdata = tensor.untyped_storage()._cdata
-        tensor = as_view(tensor.untyped_storage(), dtype, shape, stride, 0)
-        arena = weakref.ref(self)  # no cycle, or a dropped graph would wait for the garbage collector
-        self._leases[cdata] = block, weakref.ref(memory, lambda _: _drop(arena(), cdata))
-        return tensor, block.view(tensor)
+        lease = chunk.memory[offset : offset + nbytes]
+        mine = torch.frombuffer(chunk.memory[offset : offset + nbytes], dtype=dtype).as_strided_(shape, stride)
+        tensor = torch.frombuffer(lease, dtype=dtype).as_strided_(shape, stride)
+        block = Block(chunk.address + offset, nbytes, byte, mine, home)
+        arena, cdata = self._weak, tensor.untyped_storage()._cdata
+        self._leases[cdata] = block, weakref.ref(lease, lambda _: _drop(arena(), cdata))
+        return tensor, mine
 
     def poison(self) -> None:
         """Poison all private memory."""
@@ -120,7 +138,7 @@ class Arena:
     def _take(self, nbytes: int, byte: int) -> tuple[_Chunk, int]:
         chunks = self._chunks.setdefault(byte, [])
         if not chunks or chunks[-1].used + nbytes > chunks[-1].size:
-            chunks.append(_Chunk(max(_CHUNK << min(len(chunks), 8), nbytes)))
+            chunks.append(_Chunk(max(_CHUNK << min(len(chunks), 8), nbytes), byte))
         chunk = chunks[-1]
         offset = chunk.used
         chunk.used = min(-(-(offset + nbytes) // _ALIGN) * _ALIGN, chunk.size)
@@ -129,7 +147,7 @@ class Arena:
     def drop(self, cdata: int) -> None:
         block, _ = self._leases.pop(cdata)
         if not self.closed:
-            block.home.append(block)
+            block.home.drop(block)
 
 
 def _drop(arena: Arena | None, cdata: int) -> None:

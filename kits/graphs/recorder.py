@@ -28,12 +28,11 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch
 
-from kits.errors import CaptureError
 from kits.graphs import host, launches, streams
-from kits.graphs.base import FunctionRules, Graph, capturing
+from kits.graphs.base import Graph, capturing
 from kits.graphs.deferring import Arguments, DeferringMode
-from kits.graphs.memory import Arena, Block
-from kits.graphs.refusals import op_refusal, refuse
+from kits.graphs.memory import Arena, Block, Lane
+from kits.graphs.refusals import function_refusal, op_refusal, refuse
 from kits.graphs.replay import Step, Tape
 from kits.graphs.schemas import Layout, OpInfo
 from kits.graphs.storages import StorageRef
@@ -58,9 +57,7 @@ class RecorderGraph(Graph):
         with ExitStack() as stack:
             stack.enter_context(capturing(self))
             stack.enter_context(launches.refused())
-            if not host.split_active():
-                stack.enter_context(host.HostSplit())
-            stack.enter_context(FunctionRules(_raise))
+            stack.enter_context(host.watched(_refuse_function))
             self._recording = stack.enter_context(recording)
             stack.callback(setattr, self, "_recording", None)
             yield self
@@ -94,8 +91,10 @@ class RecorderGraph(Graph):
         self._recording.join(stream)
 
 
-def _raise(refusal: CaptureError) -> None:
-    raise refusal
+def _refuse_function(func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    refusal = function_refusal(func, args, kwargs)
+    if refusal is not None:
+        raise refusal
 
 
 class Recording(DeferringMode):
@@ -105,17 +104,17 @@ class Recording(DeferringMode):
         super().__init__()
         self._graph = graph
         self._arena = arena
-        self._steps: list[Step | Block] = []
-        self._branches: dict[object, list[Step | Block]] = {}
+        self._lane = Lane()
+        self._branches: dict[object, Lane] = {}
         self._infos: list[OpInfo] = []
         self._externals: dict[int, StorageRef] = {}
 
     def finish(self) -> Tape:
         self._arena.closed = True
-        if any(self._branches.values()):
+        if any(lane.steps for lane in self._branches.values()):
             raise refuse("unjoined_stream", "the capture ended")
         steps: list[Step] = []
-        for step in self._steps:
+        for step in self._lane.steps:
             if isinstance(step, Block):  # dropped here
                 steps.append((ctypes.memset, (step.address, step.byte, step.nbytes), {}, None, -1))
             else:
@@ -124,18 +123,17 @@ class Recording(DeferringMode):
 
     @contextmanager
     def branch(self, stream: object) -> Iterator[None]:
-        outer, self._steps = self._steps, self._branches.setdefault(stream, [])
+        outer, self._lane = self._lane, self._branches.setdefault(stream, Lane())
         try:
             yield
         finally:
-            self._steps = outer
+            self._lane = outer
 
     def join(self, stream: object) -> None:
         branch = self._branches.get(stream)
-        if branch and branch is not self._steps:
-            # Drops are noted in the list that allocated the block, which has to stay the same object.
-            self._steps += branch
-            branch.clear()
+        if branch is not None and branch is not self._lane:
+            del self._branches[stream]
+            self._lane.join(branch)
 
     def _constant(self, info: OpInfo, value: torch.Tensor) -> torch.Tensor:
         if value.dim() and not host.making_host_tensor():
@@ -143,7 +141,7 @@ class Recording(DeferringMode):
         return host.mark_host(value)
 
     def _new(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._arena.new(layout.dtype, layout.shape, layout.stride, self._steps)
+        return self._arena.new(layout.dtype, layout.shape, layout.stride, self._lane)
 
     def _defer(self, info: OpInfo, args: tuple, kwargs: dict[str, Any], tensors: Arguments, hosts: Arguments) -> Any:
         refusal = op_refusal(info, args, kwargs, hosts)
@@ -154,31 +152,34 @@ class Recording(DeferringMode):
         values, where = self._results(info, args, kwargs)
         if info.kind != "empty":
             index = len(self._infos)
-            mine = self._pack(info, args, kwargs, {id(t) for _, t in hosts})
-            self._steps.append(_direct(info, *mine, where, index) or (info.op, *mine, where, index))
+            mine = self._pack(info, args, kwargs, hosts)
+            self._lane.steps.append(_direct(info, *mine, where, index) or (info.op, *mine, where, index))
         self._infos.append(info)
         self._graph.ops.append(info.name)
         return values
 
-    def _pack(self, info: OpInfo, args: tuple, kwargs: dict[str, Any], hosts: set[int]) -> tuple[tuple, dict[str, Any]]:
+    def _pack(
+        self, info: OpInfo, args: tuple, kwargs: dict[str, Any], hosts: Arguments
+    ) -> tuple[tuple, dict[str, Any]]:
         """The arguments with each tensor replaced by the graph's own view of its memory."""
+        values = {id(t) for _, t in hosts} if hosts and info.base != "copy_" else None
 
         def one(name: str, value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                return self._view(info, name, value, id(value) in hosts)
+                if values is not None and id(value) in values:
+                    return value.clone()  # a scalar: captured by value
+                return self._view(info, name, value)
             return [one(name, v) for v in value] if type(value) in (list, tuple) else value
 
-        packed = tuple(one(name, value) for name, value in zip(info.parameters, args, strict=False))
-        return packed, {name: one(name, value) for name, value in kwargs.items()} if kwargs else kwargs
+        packed = [one(name, value) for name, value in zip(info.parameters, args, strict=False)]
+        return tuple(packed), {name: one(name, value) for name, value in kwargs.items()} if kwargs else kwargs
 
-    def _view(self, info: OpInfo, name: str, tensor: torch.Tensor, of_host: bool) -> torch.Tensor:
+    def _view(self, info: OpInfo, name: str, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         cdata = storage._cdata
         block = self._arena.find(cdata)
         if block is not None:
             return block.view(tensor)
-        if of_host and info.base != "copy_":
-            return tensor.clone()  # a scalar: captured by value
         external = self._externals.get(cdata)
         if external is None:
             external = self._externals[cdata] = StorageRef(storage)

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch.utils import _python_dispatch
 
-from kits.errors import CaptureError
 from kits.graphs import host
-from kits.graphs.base import FunctionRules, current_capture
+from kits.graphs.base import current_capture
 from kits.graphs.deferring import Arguments, DeferringMode, store
 from kits.graphs.memory import poison_
+from kits.graphs.refusals import function_refusal
 from kits.graphs.schemas import Layout, OpInfo
 
 
@@ -52,9 +52,7 @@ class CpuStream:
                 yield
             return
         _with_work.add(self)
-        with ExitStack() as stack:
-            stack.enter_context(FunctionRules(self._read))
-            stack.enter_context(_Deferred(self))
+        with host.watched(self._look), _Deferred(self):
             yield
 
     def wait(self, other: Stream | None = None) -> None:
@@ -82,9 +80,10 @@ class CpuStream:
     def forget(self) -> None:
         self._pending.clear()
 
-    def _read(self, refusal: CaptureError) -> None:
+    def _look(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """A host read on a stream waits for that stream."""
-        if refusal.rule == "host_read":
+        refusal = function_refusal(func, args, kwargs)
+        if refusal is not None and refusal.rule == "host_read":
             self.run()
 
 
