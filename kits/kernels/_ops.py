@@ -52,12 +52,14 @@ def entries(kernel: str, argument: str, tensor: torch.Tensor, rows: int) -> list
     return values
 
 
-def check_ids(kernel: str, argument: str, row: int, ids: Sequence[int], limit: int, what: str = "page") -> None:
-    """Every id must lie in ``0 .. limit - 1``; the first one that does not is named."""
+def check_ids(
+    kernel: str, argument: str, row: int, ids: Sequence[int], limit: int, what: str = "page", base: int = 0
+) -> None:
+    """Every id must lie in ``0 .. limit - 1``; the first one that does not is named, entries counted from ``base``."""
     if ids and (min(ids) < 0 or max(ids) >= limit):
         position = next(i for i, value in enumerate(ids) if not 0 <= value < limit)
         raise KernelFault(
-            kernel, argument, f"row {row}, entry {position}: {what} {ids[position]} is outside 0..{limit - 1}"
+            kernel, argument, f"row {row}, entry {base + position}: {what} {ids[position]} is outside 0..{limit - 1}"
         )
 
 
@@ -77,5 +79,5 @@ def page_slice(
             f"row {row}: {stop} keys need {last_page + 1} pages of {page_size}; it has {table.shape[0]}",
         )
     ids = table[first_page : last_page + 1]
-    check_ids(kernel, argument, row, ids.tolist(), pages)
+    check_ids(kernel, argument, row, ids.tolist(), pages, base=first_page)
     return ids, slice(first - first_page * page_size, stop - first_page * page_size)

@@ -8,11 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_formula import attention, offsets, worst
 
-from kits.errors import KernelFault
-
 pytest.importorskip("triton")
 
-from kits.kernels import provenance
 from kits.kernels.triton_ops import decode_attention, extend_attention
 
 SLOTS = 160
