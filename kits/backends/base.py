@@ -20,7 +20,7 @@ from kits.pools import KVPool
 from kits.subtest import Model, Speculation
 
 FORWARD_MODES = ("EXTEND", "DECODE", "MIXED", "TARGET_VERIFY", "DRAFT_EXTEND", "DRAFT_EXTEND_V2")
-GRAPH_SUPPORT = ("always", "uniform_query", "single_token", "never")
+GRAPH_SUPPORT = ("always", "uniform_query", "single_token", "split", "never")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class Capabilities:
     forward_modes: frozenset[str]
     """Forward modes that ``prepare`` accepts."""
     graph: str = "always"
-    """Which batches may be captured: ``always``, ``uniform_query``, ``single_token`` or ``never``."""
+    """Which batches may be captured: ``always``, ``uniform_query``, ``single_token``; ``split`` runs eagerly between
+    graphs only (pcg, bcg); ``never`` has no graph at all."""
     methods: frozenset[str] = frozenset({"dense"})
     page_sizes: frozenset[int] | None = None
     """Page sizes the kernels take; None for any."""

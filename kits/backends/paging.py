@@ -12,7 +12,9 @@ from kits.pools import KVGroup
 
 def scratch(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A persistent buffer full of garbage, as freshly allocated device memory is: never count on zeros."""
-    garbage = 0x2AAAAAAA if dtype in (torch.int32, torch.int64) else float("nan")
+    garbage: float = float("nan")
+    if not dtype.is_floating_point:
+        garbage = 0x2AAAAAAA if dtype in (torch.int32, torch.int64) else 1
     return torch.full(shape, garbage, dtype=dtype, device=device)
 
 

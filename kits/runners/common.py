@@ -53,8 +53,8 @@ class SubtestRun:
             missing.append("softcap")
         if (model.k_scale, model.v_scale) != (1.0, 1.0) and not can.kv_scales:
             missing.append("K and V scales")
-        if self.subtest.runner != "eager" and can.graph == "never":
-            missing.append(f"runner mode {self.subtest.runner} (it supports no graph)")
+        if not _graph_supports(can.graph, self.subtest):
+            missing.append(f"runner mode {self.subtest.runner} for {case.mode} (its graph support is {can.graph!r})")
         if missing:
             raise KitError(
                 f"{self.subtest.id}: {type(self.backend).__name__} does not support {', '.join(missing)}; "
@@ -238,6 +238,19 @@ class SubtestRun:
             margin=max(mismatch.margin for mismatch in self.mismatches),
             row=first.row,
         )
+
+
+def _graph_supports(support: str, subtest: Subtest) -> bool:
+    """Whether a backend of this graph support can run the subtest's runner mode."""
+    if subtest.runner == "eager":
+        return True
+    if subtest.runner in ("pcg", "bcg"):
+        return support != "never"
+    if support == "single_token":
+        return subtest.case.mode == "DECODE"
+    if support == "uniform_query":
+        return subtest.case.mode in ("DECODE", "TARGET_VERIFY", "DRAFT_EXTEND_V2")
+    return support == "always"
 
 
 def drafts_are_cached(speculation: Speculation) -> bool:
