@@ -1,0 +1,1 @@
+"""suite.toml to test modules, manifest and tables. Never imports torch."""

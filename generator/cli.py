@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from generator.matrix import Matrix, Project
-from generator.problems import CODES, Problem, SpecError, did_you_mean, quote, render
-from generator.subtests import Subtest
 
 EXIT_OK = 0
 EXIT_PROBLEMS = 1
@@ -20,16 +16,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Problems go to standard error, all of them; the exit code says whether there were any."""
     options = parser().parse_args(argv)
     try:
-        return int(options.command(options))
-    except SpecError as error:
-        name = str(options.spec)
-        print(render(error.problems, error.positions, name), file=sys.stderr)
-        count = len(error.problems)
-        print(f"{count} error{'s' * (count != 1)}", file=sys.stderr)
-        return EXIT_PROBLEMS
+        if options.command == "list_ids" and listed(options):
+            return EXIT_OK
+        return run(options)
     except BrokenPipeError:  # `list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+
+
+def listed(options: argparse.Namespace) -> bool:
+    """Print the ids from the manifest, where it was generated from this very spec: no models have to be built."""
+    from generator.committed import committed_ids
+
+    ids = committed_ids(options)
+    if ids is None:
+        return False
+    sys.stdout.write("".join(f"{id}\n" for id in ids))
+    return True
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a command on the spec itself."""
+    from generator import commands
+    from generator.problems import SpecError, render
+
+    try:
+        return int(getattr(commands, options.command)(options))
+    except SpecError as error:
+        print(render(error.problems, error.positions, str(options.spec)), file=sys.stderr)
+        count = len(error.problems)
+        print(f"{count} error{'s' * (count != 1)}", file=sys.stderr)
+        return EXIT_PROBLEMS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     check = commands.add_parser("check", help="check the spec, and that the generated files are its own")
-    check.set_defaults(command=run_check)
+    check.set_defaults(command="check")
 
     generate = commands.add_parser("generate", help="write everything that the spec generates")
     generate.add_argument("--profile", metavar="NAME", help="another profile; needs --output")
@@ -48,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
         "--only", choices=("tests", "readme", "known-failures", "schema"), help="write this part only"
     )
     generate.add_argument("--pin", action="store_true", help="write the counts that hold into the spec first")
-    generate.set_defaults(command=run_generate)
+    generate.set_defaults(command="generate")
 
     lister = commands.add_parser("list", help="print the ids of subtests, one per line")
     lister.add_argument("--profile", metavar="NAME")
@@ -57,171 +74,18 @@ def parser() -> argparse.ArgumentParser:
     lister.add_argument("--sweep", action="append", metavar="NAME")
     lister.add_argument("--known-failures", action="store_true", help="print known failures too")
     lister.add_argument("--json", action="store_true", help="print every field, as JSON")
-    lister.set_defaults(command=run_list)
+    lister.set_defaults(command="list_ids")
 
     explain = commands.add_parser("explain", help="print everything about one subtest")
     explain.add_argument("id")
     explain.add_argument("--profile", metavar="NAME")
-    explain.set_defaults(command=run_explain)
+    explain.set_defaults(command="explain")
 
     diff = commands.add_parser("diff", help="print the ids that two profiles do not share")
     diff.add_argument("first")
     diff.add_argument("second")
-    diff.set_defaults(command=run_diff)
+    diff.set_defaults(command="diff")
 
     errors = commands.add_parser("errors", help="print every error code with its meaning")
-    errors.set_defaults(command=run_errors)
+    errors.set_defaults(command="errors")
     return top
-
-
-def run_check(options: argparse.Namespace) -> int:
-    """Check the spec and the files on disk."""
-    from generator.outputs import build, drift
-
-    project = opened(options)
-    tree = build(project, project.default_profile)
-    problems = list(drift(tree))
-    if problems:
-        raise SpecError(problems)
-    counts = summary(project.matrix(project.default_profile))
-    print(f"{options.spec.name}: {counts}; {len(tree.files)} generated files are up to date")
-    return EXIT_OK
-
-
-def run_generate(options: argparse.Namespace) -> int:
-    """Write what the spec generates."""
-    from generator.outputs import build, write
-
-    if options.pin:
-        from generator.pins import repin
-
-        for line in repin(Project.open(options.spec)):
-            print(line)
-    project = opened(options)
-    profile = chosen(project, options.profile)
-    if profile != project.default_profile and options.output is None:
-        message = f"profile {quote(profile)} is not the default one, whose tests are committed"
-        raise SpecError([Problem("E-output", (), message, "name a folder for it with --output", path="generate")])
-    if options.output is not None and options.output.exists() and not options.output.is_dir():
-        raise SpecError([Problem("E-output", (), "the output is no folder", path=str(options.output))])
-    tree = build(project, profile, options.output, options.only)
-    done, problems = write(tree)
-    if problems:
-        raise SpecError(problems)
-    for line in done:
-        print(line)
-    print(f"{options.spec.name}: {summary(project.matrix(profile))}; {len(done) or 'no'} files changed")
-    return EXIT_OK
-
-
-def run_list(options: argparse.Namespace) -> int:
-    """Print ids, or every field of the subtests."""
-    project = Project.open(options.spec)
-    matrix = project.matrix(chosen(project, options.profile))
-    filters = {"method": options.method, "backend": options.backend, "sweep": options.sweep}
-    declared = {
-        "method": project.spec.methods,
-        "backend": project.spec.backends,
-        "sweep": [variant.name for variant in project.index.variants],
-    }
-    for kind, names in filters.items():
-        require(f"E-unknown-{kind}", kind, names or (), declared[kind])
-    subtests = [
-        subtest
-        for subtest in matrix.subtests
-        if (options.known_failures or subtest.known_failure is None)
-        and all(not names or getattr(subtest, kind) in names for kind, names in filters.items())
-    ]
-    if not options.json:
-        sys.stdout.write("".join(f"{subtest.id}\n" for subtest in subtests))
-        return EXIT_OK
-    import json
-
-    from generator.explain import fields
-
-    rows = ",\n".join(f"  {json.dumps(fields(subtest))}" for subtest in subtests)
-    sys.stdout.write(f"[\n{rows}\n]\n" if rows else "[]\n")
-    return EXIT_OK
-
-
-def run_explain(options: argparse.Namespace) -> int:
-    """Print everything about one subtest."""
-    from generator.explain import explanation
-
-    project = Project.open(options.spec)
-    matrix = project.matrix(chosen(project, options.profile))
-    found = {subtest.id: subtest for subtest in matrix.subtests}
-    require("E-unknown-id", "subtest", [options.id], found, f"in profile {matrix.profile}")
-    print(explanation(project, found[options.id], options.spec.name))
-    return EXIT_OK
-
-
-def run_diff(options: argparse.Namespace) -> int:
-    """Print which ids only one of two profiles has, and which are known failures in one only."""
-    project = Project.open(options.spec)
-    first, second = (project.matrix(chosen(project, name)) for name in (options.first, options.second))
-    mine, theirs = ({subtest.id: subtest for subtest in matrix.subtests} for matrix in (first, second))
-    for id in mine:
-        if id not in theirs:
-            print(f"-{id}")
-    for id in theirs:
-        if id not in mine:
-            print(f"+{id}")
-    for id in mine:
-        if id in theirs and treatment(mine[id]) != treatment(theirs[id]):
-            print(f"!{id} ({treatment(mine[id])} in {first.profile}, {treatment(theirs[id])} in {second.profile})")
-    for matrix, ids, others in ((first, mine, theirs), (second, theirs, mine)):
-        print(f"{matrix.profile}: {summary(matrix)}, {len(ids.keys() - others.keys())} only here", file=sys.stderr)
-    return EXIT_OK
-
-
-def run_errors(options: argparse.Namespace) -> int:
-    """Print the table of error codes."""
-    width = max(map(len, CODES))
-    for code, meaning in CODES.items():
-        print(f"{code:<{width}}  {meaning}")
-    return EXIT_OK
-
-
-def opened(options: argparse.Namespace) -> Project:
-    """The project with every profile checked."""
-    from generator.manifest import GENERATED, MANIFEST, read_manifest
-
-    project = Project.open(options.spec)
-    project.check_all(read_manifest(options.spec.resolve().parent / GENERATED / MANIFEST))
-    return project
-
-
-def chosen(project: Project, profile: str | None) -> str:
-    """The profile named on the command line, or the default one."""
-    name = profile or project.default_profile
-    require("E-unknown-profile", "profile", [name], project.spec.profiles)
-    return name
-
-
-def require(code: str, kind: str, names: Sequence[str], valid: Collection[str], where: str = "") -> None:
-    """Every name of the command line exists."""
-    problems = [
-        Problem(
-            code,
-            (),
-            f"there is no {kind} {quote(name)}{' ' * bool(where)}{where}",
-            did_you_mean(name, valid),
-            path="command line",
-        )
-        for name in names
-        if name not in valid
-    ]
-    if problems:
-        raise SpecError(problems)
-
-
-def treatment(subtest: Subtest) -> str:
-    """How a subtest counts."""
-    return f"known failure {subtest.known_failure.id}" if subtest.known_failure else "must pass"
-
-
-def summary(matrix: Matrix) -> str:
-    """``535 must pass, 17 known failures``."""
-    known = matrix.known_failures
-    return f"{matrix.must_pass} must pass" + (f", {known} known failure{'s' * (known != 1)}" if known else "")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from generator.manifest import GENERATED, node
+from generator.committed import GENERATED
+from generator.manifest import node
 from generator.matrix import Project
 from generator.problems import Loc
 from generator.subtests import Subtest

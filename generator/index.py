@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -77,6 +77,17 @@ class Index:
             self._sets[name] = tuple(dict.fromkeys(self._members(name, ())))
         return self._sets[name]
 
+    def below(self, name: str) -> set[str]:
+        """The set itself and every set that it includes."""
+        found: set[str] = set()
+        left = [name]
+        while left:
+            step = left.pop()
+            if step not in found:
+                found.add(step)
+                left += [member[1:] for member in self.spec.case_sets.get(step, ()) if member.startswith("@")]
+        return found
+
     def _members(self, name: str, above: tuple[str, ...]) -> Iterator[str]:
         if name in above:
             return
@@ -146,7 +157,7 @@ def variants(sweep: Sweep, index: int) -> Iterator[Variant]:
         )
 
 
-def as_tuple(value: str | list[str]) -> tuple[str, ...]:
+def as_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
     """One value or several, as several."""
     return (value,) if isinstance(value, str) else tuple(value)
 

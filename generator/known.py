@@ -45,7 +45,7 @@ def attach(entries: list[KnownFailure], subtests: list[Subtest]) -> tuple[list[S
                 message = f"{quote(entry.id)} matches {subtest.id}, which {quote(subtest.known_failure.id)} matches too"
                 problems.append(Problem("E-known-twice", ("known_failure", at, "match"), message))
                 continue
-            subtest = replace(subtest, known_failure=entry)
+            subtest = subtest._replace(known_failure=entry)
         result.append(subtest)
     return result, counts, one_each(problems)
 

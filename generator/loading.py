@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import tomli
 from pydantic import ValidationError
 
 from generator.positions import Positions
 from generator.problems import Loc, Problem, SpecError, did_you_mean, quote
-from generator.spec import Spec
+from generator.spec import Spec, Table
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -258,20 +258,16 @@ def pattern_problem(loc: Loc, value: object) -> Problem:
 
 def keys_at(loc: Loc) -> list[str]:
     """The keys that the table around ``loc`` may have."""
-    model: Any = Spec
+    model: type[Table] | None = Spec
     for step in loc[:-1]:
-        if isinstance(step, int):
-            continue
-        if isinstance(model, type) and step in model.model_fields:
-            model = table_model(model.model_fields[step].annotation)
-    return list(model.model_fields) if isinstance(model, type) and hasattr(model, "model_fields") else []
+        if model is not None and step in model.model_fields:
+            model = table_model(model.model_fields[str(step)].annotation)
+    return list(model.model_fields) if model is not None else []
 
 
-def table_model(annotation: Any) -> Any:
+def table_model(annotation: Any) -> type[Table] | None:
     """The table model somewhere inside a type such as ``dict[Name, Method]`` or ``Twin | None``."""
-    from typing import get_args
-
-    if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
+    if isinstance(annotation, type) and issubclass(annotation, Table):
         return annotation
     for part in get_args(annotation):
         found = table_model(part)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
-import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
+from generator.committed import FORMAT, spec_hash
 from generator.matrix import Matrix, Project
 from generator.subtests import Subtest
 
-FORMAT = 1
-GENERATED = "generated_tests"
-MANIFEST = "manifest.json"
 RUNNER_WEIGHT = {"eager": 1.0, "pcg": 3.0, "bcg": 3.0, "cuda_graph": 5.0, "cuda_graph_multi_step": 6.0}
 """Rough cost of a subtest by its runner, relative to eager; recorded durations replace it."""
 
@@ -66,24 +61,3 @@ def row(subtest: Subtest, folder: str) -> dict[str, Any]:
 def node(subtest: Subtest, folder: str) -> str:
     """The pytest node of a subtest below ``folder``."""
     return f"{folder}/{subtest.file}::test_{subtest.sweep}[{subtest.rest}]"
-
-
-def spec_hash(data: dict[str, Any]) -> str:
-    """A hash of what the spec says, so that comments and layout do not count."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=_plain)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    raise TypeError(type(value).__name__)
-
-
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest last written, or None where there is none that can be read."""
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None

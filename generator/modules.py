@@ -253,7 +253,8 @@ def known_call(entry: KnownFailure) -> Call:
         "raises": entry.raises,
     }
     if entry.expect is not None:
-        keywords["max_abs"] = tuple(entry.expect.max_abs)
+        if entry.expect.max_abs is not None:
+            keywords["max_abs"] = tuple(entry.expect.max_abs)
         keywords["wrong"] = tuple(entry.expect.wrong)
     if entry.when.packages:
         keywords["packages"] = tuple(entry.when.packages)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from generator.manifest import GENERATED, MANIFEST, manifest_text
+from generator.committed import GENERATED, MANIFEST
+from generator.manifest import manifest_text
 from generator.matrix import Project
 from generator.modules import module_views
 from generator.problems import Problem, SpecError, quote

@@ -39,6 +39,7 @@ CODES = {
     "E-unknown-profile": "no [profiles] table has this name",
     "E-duplicate-name": "two tables of one kind have the same name",
     "E-repeated": "a list names one thing twice",
+    "E-unused": "no sweep leads to a table",
     "E-set-cycle": "a case set includes itself",
     "E-profile-cycle": "a profile extends itself",
     # values that contradict each other

@@ -44,6 +44,8 @@ def check_references(document: Document, index: Index) -> Iterator[Problem]:
     for at, entry in enumerate(spec.known_failure):
         yield from in_match(entry, at, names)
     yield from profiles(index, names)
+    if not document.problems:  # a broken table may be the one that leads there
+        yield from unused(index)
 
 
 def known(code: str, kind: str, name: str, names: Collection[str], loc: Loc) -> Iterator[Problem]:
@@ -188,4 +190,41 @@ def profiles(index: Index, names: Names) -> Iterator[Problem]:
         if above and above.extends == name and min(way) == name:
             yield Problem(
                 "E-profile-cycle", (*loc, "extends"), f"the profile extends itself: {' -> '.join([*way, name])}"
+            )
+
+
+def unused(index: Index) -> Iterator[Problem]:
+    """Tables that no sweep leads to: whoever wrote them believes that they run."""
+    spec = index.spec
+    used: dict[str, set[str]] = {
+        kind: set() for kind in ("method", "backend", "case", "speculation", "pad style", "case set")
+    }
+    for variant in index.variants:
+        used["pad style"].update(variant.axes.pad_style or ())
+        for number, cell in enumerate(variant.sweep.cell):
+            used["method"].add(cell.method)
+            used["backend"].update(cell.backends)
+            used["pad style"].update(cell.axes.pad_style or ())
+            used["case"].update(
+                choice.case.name for choice in index.choices(variant, cell, ("sweep", variant.index, "cell", number))
+            )
+            used["speculation"].update(cell.spec or ())
+            if isinstance(cell.cases, str):
+                used["case set"].update(index.below(cell.cases))
+    declared: list[tuple[str, str, Loc]] = [
+        *(("method", name, ("methods", name)) for name in spec.methods),
+        *(("backend", name, ("backends", name)) for name in spec.backends),
+        *(("pad style", name, ("pad_styles", name)) for name in spec.pad_styles),
+        *(("speculation", name, ("speculations", name)) for name in spec.speculations),
+        *(("case set", name, ("case_sets", name)) for name in spec.case_sets),
+        *(("case", case.name, ("case", at, "name")) for at, case in enumerate(spec.case)),
+    ]
+    for kind, name, loc in declared:
+        if name not in used[kind]:
+            yield Problem(
+                "E-unused",
+                loc,
+                f"no sweep uses the {kind} {quote(name)}",
+                "name it in a cell, or delete it",
+                at_key=kind != "case",
             )

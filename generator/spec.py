@@ -5,7 +5,11 @@ table says alone. Field descriptions go to suite.schema.json, where editors show
 """
 
 import datetime
+import os
 from typing import Annotated, Literal, get_args
+
+# pydantic would look for plugins in the metadata of every installed package, a third of the time that `list` takes
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -127,7 +131,7 @@ class Backend(Table):
     page_size: Count = Field(description="Page size of a case that states none.")
     page_sizes: list[Count] = Field(min_length=1, description="Page sizes it supports.")
     features: list[Feature] = Field([], description="Model features it supports.")
-    model: ModelChanges = Field(ModelChanges(), description="What the library asks of every model.")
+    model: ModelChanges = Field(default_factory=ModelChanges, description="What the library asks of every model.")
     requires: list[Requirement] = Field([], description="Packages without which it cannot run at all.")
     native: Native | None = Field(None, description="What its native implementation needs.")
     blocked: dict[Runner, Text] = Field({}, description="Why it cannot run in a runner mode, for the tables.")
@@ -166,8 +170,10 @@ class Case(Table):
     )
     page_size: Count | None = Field(None, description="Left out where the case runs at the backend's own page size.")
     sets: list[Name] = Field([], description="Case sets that this case joins.")
-    model: ModelChanges = Field(ModelChanges(), description="Differs from the method's model for every backend.")
-    rides: ModelChanges = Field(ModelChanges(), description="Like model, but only where the backend has the feature.")
+    model: ModelChanges = Field(default_factory=ModelChanges, description="Differs from the method's model everywhere.")
+    rides: ModelChanges = Field(
+        default_factory=ModelChanges, description="Like model, where the backend has the feature."
+    )
 
 
 class Axes(Table):
@@ -197,7 +203,7 @@ class Cell(Table):
     spec: list[Name] | None = Field(None, min_length=1, description="Speculative kinds, run on the shape.")
     shape: Name | None = Field(None, description="The case that spec runs on.")
     seq_lens: SeqLens | None = Field(None, description="What seq_lens means here.")
-    axes: Axes = Axes()
+    axes: Axes = Field(default_factory=Axes)
 
 
 class Twin(Table):
@@ -206,7 +212,7 @@ class Twin(Table):
     name: Name
     summary: Text
     runner: Runner | Annotated[list[Runner], Field(min_length=1)]
-    axes: Axes = Axes()
+    axes: Axes = Field(default_factory=Axes)
     base: Point | None = None
 
 
@@ -218,7 +224,7 @@ class Sweep(Table):
     runner: Runner | Annotated[list[Runner], Field(min_length=1)]
     shape: Name | None = Field(None, description="The case that the spec of its cells runs on.")
     seq_lens: SeqLens | None = Field(None, description="What seq_lens means in all its cells.")
-    axes: Axes = Axes()
+    axes: Axes = Field(default_factory=Axes)
     base: Point | None = Field(None, description="What is left of it in a profile that collapses it.")
     also: Twin | None = None
     cell: list[Cell] = Field(min_length=1)
@@ -246,7 +252,9 @@ class Match(Table):
 class Expect(Table):
     """How far from the reference a known failure is, so that it cannot fail for another reason."""
 
-    max_abs: Range = Field(description="Lowest and highest largest absolute difference.")
+    max_abs: Range | None = Field(
+        None, description="Lowest and highest largest absolute difference; left out where poison makes it NaN."
+    )
     wrong: Range = Field(description="Lowest and highest share of values outside the tolerance, 0 to 1.")
 
 
@@ -275,7 +283,7 @@ class KnownFailure(Table):
     exit: Annotated[str, StringConstraints(pattern=r"^(SIG[A-Z0-9]{2,8}|exit:[0-9]{1,3}|cuda_error)$")] | None = Field(
         None, description="How the process of a crash must end: SIGSEGV, exit:3 or cuda_error."
     )
-    when: When = When()
+    when: When = Field(default_factory=When)
     since: datetime.date
     expires: datetime.date | None = None
 

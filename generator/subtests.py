@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 from generator.problems import Loc
 from generator.spec import Backend, Case, KnownFailure, Method, ModelChanges, Speculation, Tolerance
@@ -53,9 +54,8 @@ class CasePoint:
     speculation: SpeculationPoint | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Subtest:
-    """One point of the matrix."""
+class Subtest(NamedTuple):
+    """One point of the matrix. A named tuple, because a hundred thousand frozen dataclasses take seconds to make."""
 
     id: str
     adapter: str

@@ -25,6 +25,9 @@ CONVENTIONS = {
     "DRAFT_EXTEND": ("total",),
     "DRAFT_EXTEND_V2": ("total", "prefix"),
 }
+DRAFT_CONVENTION = ("prefix",)
+"""Of the DECODE steps of a draft: seq_lens is the committed prefix, each step adds its own tokens."""
+
 PADDED_RUNNERS = frozenset({"cuda_graph", "cuda_graph_multi_step"})
 
 
@@ -135,9 +138,11 @@ def cell_modes(index: Index, variant: Variant, cell: Cell, loc: Loc) -> Iterator
             yield Problem("E-case-needs-spec", choice.loc, message, "use it as a shape with spec")
         if choice.speculation is not None and mode not in SPECULATIVE_MODES and not multi_step:
             yield Problem("E-case-no-spec", choice.loc, f"shape {quote(case.name)} is {mode}, which has no draft")
+        known = DRAFT_CONVENTION if multi_step and mode == "DECODE" else CONVENTIONS[mode]
         for value in stated:
-            if value is not None and value not in CONVENTIONS[mode]:
-                message = f"seq_lens is {quote(value)}, but {mode} knows only {' and '.join(CONVENTIONS[mode])}"
+            if value is not None and value not in known:
+                of = "a draft's DECODE" if known is DRAFT_CONVENTION else mode
+                message = f"seq_lens is {quote(value)}, but {of} knows only {' and '.join(known)}"
                 yield Problem("E-seq-lens-mode", choice.loc, message)
         speculation = index.spec.speculations.get(choice.speculation or "")
         if speculation is not None:

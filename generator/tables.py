@@ -139,8 +139,12 @@ def known_view(entry: KnownFailure, ids: Sequence[str]) -> KnownView:
         ("must raise", f"`{entry.raises}`"),
     ]
     if entry.expect is not None:
-        (low, high), (few, many) = entry.expect.max_abs, entry.expect.wrong
-        facts.append(("within", f"largest difference {low} to {high}, share of wrong values {few} to {many}"))
+        few, many = entry.expect.wrong
+        ranges = [f"share of wrong values {few} to {many}"]
+        if entry.expect.max_abs is not None:
+            low, high = entry.expect.max_abs
+            ranges.insert(0, f"largest difference {low} to {high}")
+        facts.append(("within", ", ".join(ranges)))
     if entry.exit is not None:
         facts.append(("process ends by", f"`{code(entry.exit)}`"))
     if where:

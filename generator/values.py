@@ -152,7 +152,10 @@ def in_known_failure(entry: KnownFailure, loc: Loc, today: datetime.date) -> Ite
         )
     if entry.expect is not None:
         for key, top in (("max_abs", math.inf), ("wrong", 1.0)):
-            low, high = getattr(entry.expect, key)
+            bounds = getattr(entry.expect, key)
+            if bounds is None:
+                continue
+            low, high = bounds
             if low > high or high > top:
                 bound = "" if top == math.inf else ", at most 1"
                 message = f"{key} is [{low}, {high}], but must be [low, high]{bound}"
