@@ -24,7 +24,7 @@ from kits.graphs.base import Graph, is_capturing
 from kits.graphs.guard import PointerGuard
 from kits.graphs.host import host_tensor, is_host, is_pinned, to_host
 from kits.graphs.recorder import RecorderGraph
-from kits.graphs.refusals import RULES
+from kits.graphs.refusals import RULES, refuse
 from kits.graphs.session import current_device, device_session
 from kits.graphs.storages import StorageRef, Use
 from kits.graphs.streams import CpuStream, CurrentStream, Stream, flush
@@ -77,6 +77,8 @@ def current_stream() -> Stream:
 
 def synchronize(device: torch.device | None = None) -> None:
     """Wait for all work of ``device``, that of side streams too."""
+    if is_capturing():
+        raise refuse("host_read", "synchronize()")
     device = device or current_device()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

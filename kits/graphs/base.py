@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from kits.errors import CaptureError, ReplayError
-from kits.graphs.refusals import function_refusal
+from kits.errors import ReplayError
+from kits.graphs.refusals import function_refusal, refuse
 from kits.graphs.schemas import OpInfo
 from kits.graphs.storages import StorageRef, Use, Uses
 
@@ -95,7 +95,7 @@ def current_capture() -> Graph | None:
 @contextmanager
 def capturing(graph: Graph) -> Iterator[None]:
     if _active:
-        raise CaptureError("nested_capture", "a capture is already under way")
+        raise refuse("nested_capture", "capture()")
     _active.append(graph)
     try:
         yield

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -126,6 +127,8 @@ class _Observer(TorchDispatchMode):
         self.noted: CaptureError | None = None
         """The rule that the last call broke. An op does not clear what the function around it noted."""
 
+    supports_higher_order_operators = True
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True  # or compiled code would run uncompiled under this mode
@@ -137,7 +140,14 @@ class _Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
+        if not isinstance(func, OpOverload):
+            return func(*args, **kwargs)
         info = op_info(func)
+        if info.composite:  # in inference mode nothing decomposes them before us
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
         with torch._C.DisableTorchFunction():
             tensors = tensor_arguments(info, args, kwargs)
             hosts = [pair for pair in tensors if host.is_host(pair[1])]

@@ -6,10 +6,12 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kits.graphs import host
 from kits.graphs.base import tensor_arguments
+from kits.graphs.refusals import refuse
 from kits.graphs.schemas import Layout, OpInfo, op_info, result_layouts
 
 Arguments = list[tuple[str, torch.Tensor]]
@@ -17,6 +19,8 @@ Arguments = list[tuple[str, torch.Tensor]]
 
 class DeferringMode(TorchDispatchMode):
     """Ops on metadata run at once, and so do ops on host tensors alone. All others go to ``_defer``."""
+
+    supports_higher_order_operators = True  # to refuse them by name
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -27,17 +31,19 @@ class DeferringMode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if not isinstance(func, OpOverload):
+            raise refuse("unsupported_op", f"higher-order op {func}, which needs a custom op around it")
         with torch._C.DisableTorchFunction():
             return self._dispatch(op_info(func), args, kwargs or {})
 
     def _dispatch(self, info: OpInfo, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if info.kind == "view":
-            return info.op(*args, **kwargs)
         if info.composite:  # seen in inference mode only, where nothing decomposes them before us
             with self:
                 out = info.op.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
+        if info.kind == "view":
+            return info.op(*args, **kwargs)
         tensors = tensor_arguments(info, args, kwargs)
         if info.kind == "constant":
             return self._constant(info, info.op(*args, **kwargs))

@@ -21,7 +21,7 @@ Higher-order ops (``torch.cond``, uncompiled ``flex_attention``) have to be wrap
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -162,17 +162,15 @@ class Recording(DeferringMode):
         self, info: OpInfo, args: tuple, kwargs: dict[str, Any], hosts: Arguments
     ) -> tuple[tuple, dict[str, Any]]:
         """The arguments with each tensor replaced by the graph's own view of its memory."""
-        values = {id(t) for _, t in hosts} if hosts and info.base != "copy_" else None
+        values = {id(t) for _, t in hosts} if hosts and info.base != "copy_" else ()
+        packed = [self._own(info, name, value, values) for name, value in zip(info.parameters, args, strict=False)]
+        return tuple(packed), {name: self._own(info, name, value, values) for name, value in kwargs.items()}
 
-        def one(name: str, value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                if values is not None and id(value) in values:
-                    return value.clone()  # a scalar: captured by value
-                return self._view(info, name, value)
-            return [one(name, v) for v in value] if type(value) in (list, tuple) else value
-
-        packed = [one(name, value) for name, value in zip(info.parameters, args, strict=False)]
-        return tuple(packed), {name: one(name, value) for name, value in kwargs.items()} if kwargs else kwargs
+    def _own(self, info: OpInfo, name: str, value: Any, scalars: Container[int]) -> Any:
+        if isinstance(value, torch.Tensor):
+            # A host tensor in the place of a scalar is captured by value.
+            return value.clone() if id(value) in scalars else self._view(info, name, value)
+        return [self._own(info, name, v, scalars) for v in value] if type(value) in (list, tuple) else value
 
     def _view(self, info: OpInfo, name: str, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()

@@ -29,12 +29,13 @@ RULES = {
     "host_tensor_read": "a kernel reads a tensor of the host",
     "raw_triton_launch": "a Triton kernel is launched outside of a custom op, where no dispatcher sees what it reads",
     "random": "a random number: the offsets of the generator are not reproduced, so no two runs compare",
-    "resize": "a tensor is resized, so that its memory moves",
     "unjoined_stream": "work of a side stream that the captured stream never waits for",
-    "no_fake_kernel": "an op without a fake kernel",
+    "nested_capture": "a capture within a capture",
+    "resize": "a tensor is resized, so that its memory moves",
+    "no_fake_kernel": "an op without a fake kernel, so that its result is not known before it runs",
     "unsupported_op": "an op that the recorder cannot replay",
 }
-"""Stable names, used as ``CaptureError.rule``. They are CUDA's, but for the last two, which are the recorder's, and
+"""Stable names, used as ``CaptureError.rule``. They are CUDA's, but for the last three, which are the recorder's, and
 those of ``OWN_RULES``."""
 
 OWN_RULES = frozenset({"raw_triton_launch", "random"})
@@ -147,8 +148,8 @@ def op_refusal(
         return None if info.base in _METADATA_QUERIES else refuse("host_read", info.name)
     if info.random and _argument(info, args, kwargs, "dropout_p", 1.0) != 0.0:
         return refuse("random", info.name)
-    if info.kind == "resize":
-        return refuse("resize", info.name)
+    if info.kind in ("resize", "unsupported_op"):
+        return refuse(info.kind, info.name)
     if info.aten and info.base in ("index", "index_put", "index_put_", "_index_put_impl_"):
         return _indexing_op(info, args, kwargs, hosts)
     if info.data_dependent and _argument(info, args, kwargs, "output_size", None) is None:

@@ -12,8 +12,9 @@ from torch._ops import OpOverload
 
 from kits.errors import CaptureError
 
-Kind = Literal["compute", "empty", "view", "constant", "resize"]
-"""``view``: touches metadata only. ``constant``: wraps a value that came from the host. ``empty``: allocates only."""
+Kind = Literal["compute", "empty", "view", "constant", "resize", "unsupported_op"]
+"""``view``: touches metadata only. ``constant``: wraps a value that came from the host. ``empty``: allocates only.
+``unsupported_op``: writes to one argument and returns a view of another."""
 
 # Ops whose result lies in their argument, although the schema does not say so.
 _VIEWS = {"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "lift", "set_"}
@@ -76,6 +77,8 @@ def op_info(op: OpOverload) -> OpInfo:
         kind = "view"
     elif aten and base in _EMPTY and not written:
         kind = "empty"
+    elif aliases:
+        kind = "unsupported_op"
     tensors = {"Tensor", "Optional[Tensor]", "List[Tensor]"}
     overload = f".{op._overloadname}" if op._overloadname != "default" else ""
     return OpInfo(
@@ -235,6 +238,6 @@ def _run_fake(info: OpInfo, args: tuple, kwargs: dict[str, Any]) -> Any:
     except (NotImplementedError, UnsupportedFakeTensorException) as error:
         raise CaptureError(
             "no_fake_kernel",
-            f"{info.name} has no fake kernel, so its result is not known before it runs; "
+            f"{info.name} has no fake kernel, so its result is not known before it runs: "
             "register one with torch.library.register_fake",
         ) from error

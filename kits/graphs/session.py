@@ -96,9 +96,8 @@ def device_session(device: torch.device) -> Iterator[None]:
     before, outer = _State.now(), _device
     _device = device
     was = host.split_by_device(device.type != "cpu")
-    split = host.HostSplit() if device.type == "cpu" else None
-    if split is not None:
-        split.__enter__()
+    if device.type == "cpu" and not host.split_active():
+        host.HostSplit().__enter__()
     inside = _State.now()
     try:
         yield

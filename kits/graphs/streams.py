@@ -138,12 +138,14 @@ class _Deferred(DeferringMode):
         if info.kind != "empty":
             # A copy from pageable memory is staged at once; a pinned source is read when its turn comes.
             staged = {id(t): t.clone() for _, t in hosts if not host.is_pinned(t)}
-
-            def stage(value: Any) -> Any:
-                if isinstance(value, torch.Tensor):
-                    return staged.get(id(value), value)
-                return [stage(v) for v in value] if type(value) in (list, tuple) else value
-
-            mine = tuple(map(stage, args)), {k: stage(v) for k, v in kwargs.items()}
-            self._stream.defer(info.op, *(mine if staged else (args, kwargs)), where)
+            if staged:
+                args = tuple(_staged(staged, value) for value in args)
+                kwargs = {name: _staged(staged, value) for name, value in kwargs.items()}
+            self._stream.defer(info.op, args, kwargs, where)
         return values
+
+
+def _staged(staged: dict[int, torch.Tensor], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return staged.get(id(value), value)
+    return [_staged(staged, v) for v in value] if type(value) in (list, tuple) else value
