@@ -26,9 +26,8 @@ ROOT = Path(__file__).parents[3]
 def flash_attn_arguments():
     cache = Paged([9, 20], 16, 2, 16, 16, seed=1)
     q = cache.randn(2, 4, 16)
-    return (
-        q, cache.k, cache.v, cache.table, cache.seqlens, offsets([1, 1]), 1, 0.25, True, -1, -1, 0.0, None, None, None, 3
-    )  # fmt: skip
+    tensors = (q, cache.k, cache.v, cache.table, cache.seqlens, offsets([1, 1]))
+    return *tensors, 1, 0.25, True, -1, -1, 0.0, None, None, None, 3
 
 
 def merge_arguments():
@@ -51,9 +50,8 @@ def trtllm_arguments():
     cache = Paged([9, 20], 16, 2, 16, 16, seed=1)
     q = cache.randn(2, 4, 16)
     workspace = torch.zeros(1, dtype=torch.uint8)
-    return (
-        q, cache.k, cache.v, workspace, cache.table, cache.seqlens, 64, 0.2, 1.0, -1, torch.empty_like(q), None, "NHD", 1
-    )  # fmt: skip
+    tensors = (q, cache.k, cache.v, workspace, cache.table, cache.seqlens)
+    return *tensors, 64, 0.2, 1.0, -1, torch.empty_like(q), None, "NHD", 1
 
 
 def flash_mla_arguments():
