@@ -19,7 +19,7 @@ from orchestrator.merging import merge
 from orchestrator.planning import MAX_SHARDS, Plan
 from orchestrator.progress import choose_progress
 from orchestrator.reports import text, write_reports
-from orchestrator.running import Request, default_output, describe, execute, prepare, remember, reopen
+from orchestrator.running import PRELOAD, Request, default_output, describe, execute, prepare, remember, reopen
 from orchestrator.selection import Selection
 from orchestrator.verdict import Verdict, build_verdict, read_ledger
 
@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="pytest plugin for the workers")
     run.add_argument("--new-interpreters", action="store_true", help="start workers anew instead of forking them")
     run.add_argument("--plain", action="store_true", help="plain lines even in a terminal")
-    run.add_argument("--preload", default="torch,pytest", help=argparse.SUPPRESS)
+    run.add_argument("--preload", default=",".join(PRELOAD), help=argparse.SUPPRESS)
     run.add_argument("--start-limit", type=float, default=120.0, help=argparse.SUPPRESS)
     plan = commands.add_parser("plan", help="print the shards without running anything")
     add_selection(plan)

@@ -97,7 +97,6 @@ class Crew:
         self.asked = False
         self.deaths = 0
         self.rest = b""
-        self.seconds = 0.0
         self.start()
 
     def start(self) -> None:
@@ -172,7 +171,11 @@ class Crew:
                 worker.status = message["status"]
                 ended.append(worker)
             else:
-                self.up, self.seconds = True, time.monotonic() - self.began
+                self.up = True
+                if message["touched"]:
+                    raise OrchestratorError(
+                        "O502", f"importing {message['loaded']} touched CUDA, so nothing may be forked"
+                    )
         self.ask()
         return False
 

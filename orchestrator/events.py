@@ -15,6 +15,7 @@ from orchestrator.errors import OrchestratorError
 
 MAX_LINE = 4 << 20
 CHUNK = 1 << 20
+DECODER = json.JSONDecoder()
 
 
 class RecordError(Exception):
@@ -110,7 +111,7 @@ class EventTail:
 
 def parse_line(line: bytes) -> dict[str, object] | Garbage:
     try:
-        event = json.loads(line)
+        event = DECODER.decode(line.decode())
     except (ValueError, RecursionError):
         return Garbage("no JSON", printable(line))
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):

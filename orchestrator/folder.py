@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from orchestrator.planning import Block, Plan, digest
 
 FORMAT = 1
 JOURNAL = "supervisor.jsonl"
+FIELDS = ("id", "known_failure", "action", "required_exit", "weight")
 
 
 @dataclass(kw_only=True)
@@ -96,7 +98,6 @@ class Folder:
         return sorted(self.events.glob(f"*{JOURNAL}"))
 
     def save(self, run: Run, plan: Plan) -> None:
-        fields = ("id", "known_failure", "action", "required_exit", "weight")
         shards = [
             [
                 {
@@ -108,7 +109,8 @@ class Folder:
             ]
             for blocks in plan.shards
         ]
-        self.write_json("plan.json", {"format": FORMAT, "fields": fields, "shards": shards})
+        head = {"format": FORMAT, "fields": FIELDS, "sweeps": plan.sweeps, "backends": plan.backends}
+        self.write_json("plan.json", {**head, "shards": shards})
         self.write_json("run.json", {"format": FORMAT, **asdict(run)})
 
     def write_json(self, name: str, value: object) -> None:
@@ -125,11 +127,15 @@ class Folder:
                 part.unlink()
             raise OrchestratorError("O212", f"cannot write {self.path / name}: {error.strerror}") from None
 
-    def load(self) -> tuple[Run, Plan]:
-        """Read and check what ``save`` wrote."""
-        run = parse_run(self.read_json("run.json"), self.path / "run.json")
-        plan = parse_plan(self.read_json("plan.json"), self.path / "plan.json")
-        plan.sha256 = digest(plan)
+    def load(self, like: tuple[bytes, Plan] | None = None) -> tuple[Run, Plan]:
+        """Read and check what ``save`` wrote. ``like`` is another folder's plan file with the plan read from it."""
+        run = parse_run(decode(self.read("run.json"), self.path / "run.json"), self.path / "run.json")
+        data = self.read("plan.json")
+        if like is not None and like[0] == data:
+            plan = like[1]
+        else:
+            plan = parse_plan(decode(data, self.path / "plan.json"), self.path / "plan.json")
+            plan.sha256 = digest(plan)
         if plan.sha256 != run.plan_sha256:
             raise OrchestratorError("O206", f"{self.path / 'plan.json'} is not the plan that run.json names")
         if run.part and run.part[1] != len(plan.shards):
@@ -138,14 +144,33 @@ class Folder:
             )
         return run, plan
 
-    def read_json(self, name: str) -> Any:
+    def read(self, name: str) -> bytes:
         path = self.path / name
         try:
-            return json.loads(path.read_bytes())
+            return path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             raise OrchestratorError("O201", f"{self.path} is no run folder: it has no {name}") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise OrchestratorError("O202", f"{path} cannot be read: {error}") from None
+        except OSError as error:
+            raise OrchestratorError("O202", f"{path} cannot be read: {error.strerror}") from None
+
+
+def decode(data: bytes, path: Path) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise OrchestratorError("O202", f"{path} is not JSON: {error}") from None
+
+
+@contextlib.contextmanager
+def bulk() -> Generator[None]:
+    """Collect no garbage meanwhile: among a million small live objects, looking for it costs more than reading them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def parse_run(raw: object, path: Path) -> Run:
@@ -194,7 +219,10 @@ def parse_plan(raw: object, path: Path) -> Plan:
                 if planned.id in seen:
                     raise OrchestratorError("O205", f"{path} plans {planned.id} twice")
                 seen.add(planned.id)
-    return Plan(shards, "")
+    orders = [raw.get(name, []) for name in ("sweeps", "backends")]
+    if not all(fits(order, "list[str]") for order in orders):
+        raise OrchestratorError("O205", f"{path}: `sweeps` and `backends` must be lists of strings")
+    return Plan(shards, "", *orders)
 
 
 def items_of(value: object, path: Path) -> list[Any]:
@@ -203,22 +231,26 @@ def items_of(value: object, path: Path) -> list[Any]:
     return value
 
 
+def known_fits(known: object, action: object, required: object) -> bool:
+    return isinstance(known, str) and action in ACTIONS and (required is None or isinstance(required, str))
+
+
 def parse_block(raw: object, shard: int, path: Path) -> Block:
     if not isinstance(raw, Mapping) or not fits(raw.get("cost"), "float") or not isinstance(raw.get("file"), str):
         raise OrchestratorError("O205", f"{path}: shard {shard + 1} holds {short(raw)}")
     rows = []
+    file = raw["file"]
     for row in items_of(raw.get("rows"), path):
-        if not isinstance(row, list) or len(row) != 5 or not isinstance(row[0], str) or not ID.fullmatch(row[0]):
+        if not isinstance(row, list) or len(row) != len(FIELDS) or not isinstance(row[0], str):
             raise OrchestratorError("O205", f"{path}: a row is {short(row)}")
         id, known, action, required, weight = row
-        if action not in (None, *ACTIONS) or not all(v is None or isinstance(v, str) for v in (known, required)):
-            raise OrchestratorError("O205", f"{path}: a row is {short(row)}")
-        if not fits(weight, "float"):
+        plain = known is None and action is None and required is None
+        fine = type(weight) in (int, float) and (plain or known_fits(known, action, required))
+        if not fine or not ID.fullmatch(id):
             raise OrchestratorError("O205", f"{path}: a row is {short(row)}")
         method, backend, sweep, rest = id.split(".", 3)
-        file = f"test_{method}_{backend}.py"
-        if file != raw["file"]:
-            raise OrchestratorError("O205", f"{path}: {id} lies in the block of {short(raw['file'])}")
+        if file != f"test_{method}_{backend}.py":
+            raise OrchestratorError("O205", f"{path}: {id} lies in the block of {short(file)}")
         rows.append(Planned(id, file, f"test_{sweep}[{rest}]", method, backend, sweep, weight, known, action, required))
     if not rows:
         raise OrchestratorError("O205", f"{path}: an empty block in shard {shard + 1}")

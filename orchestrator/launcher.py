@@ -145,7 +145,9 @@ def main() -> None:
     loaded = preload(sys.argv[2:])
     launcher = Launcher(control)
     try:
-        launcher.say(ready=os.getpid(), loaded=loaded, seconds=round(time.monotonic() - began, 3))
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        touched = cuda is not None and cuda.is_initialized()
+        launcher.say(ready=os.getpid(), loaded=loaded, seconds=round(time.monotonic() - began, 3), touched=touched)
         launcher.serve()
     except (BrokenPipeError, ConnectionResetError):
         pass

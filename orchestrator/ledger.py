@@ -194,7 +194,7 @@ def read_finish(key: tuple[str, int], source: str, lane: Lane, event: Mapping[st
 
 def number_of(value: object) -> float | None:
     """A finite number that is not negative; infinity and nan, which JSON has no word for, count as missing."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if value is None or isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         number = float(value)
@@ -205,7 +205,7 @@ def number_of(value: object) -> float | None:
 
 def text_of(value: object, limit: int) -> str:
     """Text of foreign make: cut, and free of control characters that could drive a terminal or break a file."""
-    if not isinstance(value, str):
+    if not value or not isinstance(value, str):
         return ""
     text = value if len(value) <= limit else value[: limit // 3] + "\n...\n" + value[-(limit - limit // 3) :]
     if text.isprintable():

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.folder import Folder, Run
+from orchestrator.folder import Folder, Run, bulk
 from orchestrator.planning import Plan
 
 SAME = (
@@ -23,13 +23,15 @@ SAME = (
 )
 
 
+@bulk()
 def merge(paths: Sequence[Path], output: Path) -> tuple[Folder, Run, Plan, str]:
     """Copy the parts' events into a new folder. Returns it, with one line about what the parts cover."""
     if not paths:
         raise OrchestratorError("O301", "nothing to merge: name at least one run folder")
     folders = [Folder(path) for path in paths]
-    loaded = [folder.load() for folder in folders]
-    first, plan = loaded[0]
+    first, plan = folders[0].load()
+    data = folders[0].read("plan.json")
+    loaded = [(first, plan), *(folder.load((data, plan)) for folder in folders[1:])]
     for path, (run, other) in zip(paths[1:], loaded[1:], strict=True):
         for field, code, noun in SAME:
             mine, theirs = getattr(first, field), getattr(run, field)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.manifest import Planned
@@ -35,6 +35,10 @@ class Plan:
 
     shards: list[list[Block]]
     sha256: str
+    sweeps: list[str] = field(default_factory=list)
+    """In the order of the spec, for tables."""
+    backends: list[str] = field(default_factory=list)
+    """``method.backend`` in the order of the spec."""
 
     @property
     def subtests(self) -> list[Planned]:
@@ -67,7 +71,9 @@ def make_plan(subtests: Sequence[Planned], seconds: Mapping[str, float], shards:
     order = {file: number for number, file in enumerate(modules)}
     for placed in spread:  # modules in the manifest's order, so that a worker opens each of them once
         placed.sort(key=lambda block: (order[block.file], block.subtests[0].id))
-    plan = Plan(spread, "")
+    sweeps = list(dict.fromkeys(planned.sweep for planned in subtests))
+    backends = list(dict.fromkeys(f"{planned.method}.{planned.backend}" for planned in subtests))
+    plan = Plan(spread, "", sweeps, backends)
     check_partition(plan, subtests)
     plan.sha256 = digest(plan)
     return plan

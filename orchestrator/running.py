@@ -15,7 +15,7 @@ from orchestrator import outcomes
 from orchestrator.devices import Lanes
 from orchestrator.durations import LOCAL, SEED, estimate, load_durations, save_durations
 from orchestrator.errors import OrchestratorError
-from orchestrator.folder import Folder, Run
+from orchestrator.folder import Folder, Run, bulk
 from orchestrator.ledger import Ledger
 from orchestrator.manifest import Manifest, load_manifest
 from orchestrator.planning import Plan, make_plan
@@ -23,6 +23,9 @@ from orchestrator.scheduling import Scheduler
 from orchestrator.selection import Selection, select
 from orchestrator.supervisor import Options, Supervisor, Watch
 from orchestrator.verdict import Verdict, build_verdict, read_ledger, settle
+
+PRELOAD = ("torch", "torch.fx.experimental.symbolic_shapes", "pytest", "kits.preload")
+"""What the launcher imports before it forks; a module that does not exist is passed over."""
 
 
 @dataclass(kw_only=True)
@@ -42,7 +45,7 @@ class Request:
     start_limit: float = 120.0
     max_restarts: int = 100
     plugins: tuple[str, ...] = ()
-    preload: tuple[str, ...] = ("torch", "pytest")
+    preload: tuple[str, ...] = PRELOAD
     interpreters: bool = False
 
 
@@ -56,6 +59,7 @@ class Ended:
     wall: float
 
 
+@bulk()
 def prepare(request: Request, kind: str) -> tuple[Manifest, Plan]:
     """Read the manifest, select, and cut the selection into shards for this kind of device."""
     manifest = load_manifest(request.tests)

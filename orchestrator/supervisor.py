@@ -11,7 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -46,10 +46,9 @@ class Options:
     fresh: bool = False
     interpreters: bool = False
     """Start every worker in a new interpreter instead of forking it."""
-    preload: tuple[str, ...] = ("torch", "pytest")
+    preload: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
     max_restarts: int = 100
-    env: dict[str, str] = field(default_factory=dict)
 
 
 Watch = Callable[["Supervisor", Attempt | None], None]
@@ -86,7 +85,8 @@ class Supervisor:
         try:
             log = self.folder.logs / "launcher.log"
             preload = () if self.options.interpreters else self.options.preload
-            self.crew = Crew(preload, self.options.env, log, [self.lock])
+            env = {"ATTNMATRIX_DEVICE": "cpu" if self.lanes[0] == "cpu" else "cuda"}
+            self.crew = Crew(preload, env, log, [self.lock])
             self.loop(self.crew)
         except RecordError as error:
             self.error = OrchestratorError("O501", str(error), "free some space, then continue with --resume")

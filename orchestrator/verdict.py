@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator import outcomes
 from orchestrator.events import read_events
-from orchestrator.folder import Folder, Run
+from orchestrator.folder import Folder, Run, bulk
 from orchestrator.ledger import Attempt, Cost, Ledger
 from orchestrator.manifest import Planned
 from orchestrator.planning import Plan
@@ -94,6 +94,19 @@ class Verdict:
                 out[" + ".join(kinds)] += 1
         return out
 
+    @property
+    def columns(self) -> list[str]:
+        """Sweeps in the spec's order."""
+        mine = {result.planned.sweep for result in self.results}
+        return [*(sweep for sweep in self.plan.sweeps if sweep in mine), *sorted(mine - set(self.plan.sweeps))]
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Pairs of method and backend in the spec's order."""
+        order = {name: number for number, name in enumerate(self.plan.backends)}
+        mine = {(result.planned.method, result.planned.backend) for result in self.results}
+        return sorted(mine, key=lambda pair: (order.get(".".join(pair), len(order)), pair))
+
     def thinnest(self, number: int = 10) -> list[Result]:
         """Passed subtests that came closest to their tolerance."""
         passed = [r for r in self.results if r.outcome == outcomes.PASSED and r.margin is not None]
@@ -129,6 +142,7 @@ def conclude(planned: Planned, attempts: list[Attempt], repeat: int) -> str:
     return outcomes.FLAKY
 
 
+@bulk()
 def read_ledger(folder: Folder, plan: Plan) -> Ledger:
     """Every event of a run folder. Workers first: what they saw outranks what the supervisor concluded.
 
@@ -146,17 +160,18 @@ def read_ledger(folder: Folder, plan: Plan) -> Ledger:
         return by_shard[number - 1] if 1 <= number <= len(by_shard) else everything
 
     for path in folder.event_files():
-        ledger.known = known(path)
+        ledger.known, source = known(path), path.stem
         for event in read_events(path):
-            ledger.feed(path.stem, event)
+            ledger.feed(source, event)
     for path in folder.journals():
-        ledger.known = known(path)
+        ledger.known, source = known(path), path.stem
         for event in read_events(path):
-            ledger.judge(path.stem, event)
+            ledger.judge(source, event)
     ledger.known = everything
     return ledger
 
 
+@bulk()
 def build_verdict(run: Run, plan: Plan, ledger: Ledger, require_all: bool = False) -> Verdict:
     """Join plan and attempts. Of a partial run, only its own shard is judged."""
     results = []

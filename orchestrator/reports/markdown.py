@@ -73,8 +73,8 @@ def table(verdict: Verdict) -> list[str]:
     for result in verdict.results:
         planned = result.planned
         cells[f"{planned.method} {planned.backend}", planned.sweep][result.outcome] += 1
-    rows = list(dict.fromkeys(row for row, _ in cells))
-    sweeps = list(dict.fromkeys(sweep for _, sweep in cells))
+    rows = [f"{method} {backend}" for method, backend in verdict.rows]
+    sweeps = verdict.columns
     lines = ["| | " + " | ".join(sweeps) + " |", "|---|" + "---|" * len(sweeps)]
     for row in rows[:400]:
         lines.append(f"| {row} | " + " | ".join(cell(cells.get((row, sweep))) for sweep in sweeps) + " |")

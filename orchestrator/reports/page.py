@@ -64,20 +64,18 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
 
 def matrix(verdict: Verdict) -> dict[str, object]:
     """Rows and columns of the heat map, and every subtest as a short list."""
-    rows: dict[tuple[str, str], int] = {}
-    sweeps: dict[str, int] = {}
+    rows = {pair: number for number, pair in enumerate(verdict.rows)}
+    sweeps = {sweep: number for number, sweep in enumerate(verdict.columns)}
     messages: dict[str, int] = {}
     subtests = []
     for result in verdict.results:
         planned = result.planned
-        row = rows.setdefault((planned.method, planned.backend), len(rows))
-        sweep = sweeps.setdefault(planned.sweep, len(sweeps))
         bad = result.outcome not in outcomes.EXPECTED
         message = message_of(result)
         subtests.append(
             [
-                row,
-                sweep,
+                rows[planned.method, planned.backend],
+                sweeps[planned.sweep],
                 planned.id.split(".", 3)[3],
                 outcomes.ORDER.index(result.outcome),
                 None if result.margin is None else float(f"{result.margin:.4g}"),
