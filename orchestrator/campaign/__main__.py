@@ -120,8 +120,6 @@ def play(
             damaged = False
             again = ["--tests", str(suite), "--output", str(run)]
             again = ["--resume", str(run)] if (run / "run.json").exists() else again
-                ["--resume", str(run)] if (run / "run.json").exists() else ["--tests", str(suite), "--output", str(run)]
-            )
             code = start(["run", *again, *options], env, log).wait(LIMIT)
             outcome.sessions += 1
     condemned = "test_dense_bb.py" if scenario.prelude else ""
@@ -161,8 +159,10 @@ def report(outcomes: list[Outcome]) -> dict[str, float]:
         "wrong_runs": len(bad),
         "seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
     }
-    verdict = f"{len(bad)} runs are wrong" if bad else "each has exactly one outcome, nothing lost or counted twice"
-    print(f"{figures['runs']} runs in {figures['sessions']} sessions, {figures['subtests']} planned subtests: {verdict}")
+    fine = "each has exactly one outcome, nothing lost or counted twice"
+    verdict = f"{len(bad)} runs are wrong" if bad else fine
+    head = f"{figures['runs']} runs in {figures['sessions']} sessions, {figures['subtests']} planned subtests"
+    print(f"{head}: {verdict}")
     return figures
 
 
