@@ -34,6 +34,48 @@ GQA_CROSS = Case(name="gqa_cross", mode="EXTEND", prefix_lens=(15,), extend_lens
 LAY_EXT = Case(name="lay_ext", mode="EXTEND", prefix_lens=(5, 20), extend_lens=(14, 3), page_size=16)
 LAY_DEC = Case(name="lay_dec", mode="DECODE", prefix_lens=(20, 33, 140), extend_lens=(1, 1, 1), page_size=16)
 DECODE3_FREE = Case(name="decode3_free", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
+VERIFY_EAGLE_CHAIN = Case(
+    name="verify_eagle_chain",
+    mode="TARGET_VERIFY",
+    prefix_lens=(14, 7),
+    extend_lens=(3, 3),
+    page_size=16,
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+)
+VERIFY_EAGLE_TREE = Case(
+    name="verify_eagle_tree",
+    mode="TARGET_VERIFY",
+    prefix_lens=(14, 7),
+    extend_lens=(3, 3),
+    page_size=16,
+    speculation=Speculation(kind="eagle", draft_tokens=3, topk=2, steps=3, parents=(-1, 0, 0)),
+)
+VERIFY_FROZEN_KV_MTP = Case(
+    name="verify_frozen_kv_mtp",
+    mode="TARGET_VERIFY",
+    prefix_lens=(14, 7),
+    extend_lens=(2, 2),
+    page_size=16,
+    speculation=Speculation(kind="frozen_kv_mtp", draft_tokens=2, steps=2, parents=(-1, 0)),
+)
+VERIFY_DFLASH = Case(
+    name="verify_dflash",
+    mode="TARGET_VERIFY",
+    prefix_lens=(14, 7),
+    extend_lens=(16, 16),
+    page_size=16,
+    speculation=Speculation(
+        kind="dflash", draft_tokens=16, parents=(-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
+    ),
+)
+VERIFY_NGRAM = Case(
+    name="verify_ngram",
+    mode="TARGET_VERIFY",
+    prefix_lens=(14, 7),
+    extend_lens=(5, 5),
+    page_size=16,
+    speculation=Speculation(kind="ngram", draft_tokens=5, parents=(-1, 0, 1, 1, 0)),
+)
 ACCEPTED_V2_EAGLE_CHAIN = Case(
     name="accepted_v2_eagle_chain",
     mode="DRAFT_EXTEND_V2",
@@ -41,6 +83,30 @@ ACCEPTED_V2_EAGLE_CHAIN = Case(
     extend_lens=(3, 3),
     page_size=16,
     speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+)
+DRAFT_STEPS_EAGLE_CHAIN = Case(
+    name="draft_steps_eagle_chain",
+    mode="DECODE",
+    prefix_lens=(14, 7),
+    extend_lens=(1, 1),
+    page_size=16,
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+)
+DRAFT_STEPS_EAGLE_TREE = Case(
+    name="draft_steps_eagle_tree",
+    mode="DECODE",
+    prefix_lens=(14, 7),
+    extend_lens=(1, 1),
+    page_size=16,
+    speculation=Speculation(kind="eagle", draft_tokens=3, topk=2, steps=3, parents=(-1, 0, 0)),
+)
+DRAFT_STEPS_FROZEN_KV_MTP = Case(
+    name="draft_steps_frozen_kv_mtp",
+    mode="DECODE",
+    prefix_lens=(14, 7),
+    extend_lens=(1, 1),
+    page_size=16,
+    speculation=Speculation(kind="frozen_kv_mtp", draft_tokens=2, steps=2, parents=(-1, 0)),
 )
 
 eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE, requires=("triton",))
@@ -116,6 +182,148 @@ def test_decode_cg(subtest: Subtest) -> None:
     run(subtest)
 
 
+split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERANCE, requires=("triton",))
+
+SPLIT_OP = [
+    split_op(id="dense.triton.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),
+    split_op(id="dense.triton.split_op.ragged3.bcg", model=MODEL, case=RAGGED3, runner="bcg"),
+    split_op(id="dense.triton.split_op.gqa_cross.pcg", model=MODEL_Q10_KV2, case=GQA_CROSS, runner="pcg"),
+    split_op(id="dense.triton.split_op.gqa_cross.bcg", model=MODEL_Q10_KV2, case=GQA_CROSS, runner="bcg"),
+]
+
+
+@pytest.mark.parametrize("subtest", SPLIT_OP, ids=str)
+def test_split_op(subtest: Subtest) -> None:
+    run(subtest)
+
+
+verify = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="prefix", tolerance=TOLERANCE, requires=("triton",)
+)
+
+VERIFY = [
+    verify(id="dense.triton.verify.eagle_chain", case=VERIFY_EAGLE_CHAIN),
+    verify(id="dense.triton.verify.eagle_tree", case=VERIFY_EAGLE_TREE),
+    verify(id="dense.triton.verify.frozen_kv_mtp", case=VERIFY_FROZEN_KV_MTP),
+    verify(id="dense.triton.verify.dflash", case=VERIFY_DFLASH),
+    verify(id="dense.triton.verify.ngram", case=VERIFY_NGRAM),
+]
+
+
+@pytest.mark.parametrize("subtest", VERIFY, ids=str)
+def test_verify(subtest: Subtest) -> None:
+    run(subtest)
+
+
+verify_cg = partial(
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL,
+    runner="cuda_graph",
+    seq_lens="prefix",
+    tolerance=TOLERANCE,
+    requires=("triton",),
+)
+
+VERIFY_CG = [
+    verify_cg(id="dense.triton.verify_cg.eagle_chain.small_real.x1", case=VERIFY_EAGLE_CHAIN, pad_style="small_real"),
+    verify_cg(
+        id="dense.triton.verify_cg.eagle_chain.small_real.x2",
+        case=VERIFY_EAGLE_CHAIN,
+        pad_style="small_real",
+        multiplier=2,
+    ),
+    verify_cg(
+        id="dense.triton.verify_cg.eagle_chain.small_real.x4",
+        case=VERIFY_EAGLE_CHAIN,
+        pad_style="small_real",
+        multiplier=4,
+    ),
+    verify_cg(id="dense.triton.verify_cg.eagle_chain.prod_fill.x1", case=VERIFY_EAGLE_CHAIN, pad_style="prod_fill"),
+    verify_cg(
+        id="dense.triton.verify_cg.eagle_chain.prod_fill.x2",
+        case=VERIFY_EAGLE_CHAIN,
+        pad_style="prod_fill",
+        multiplier=2,
+    ),
+    verify_cg(
+        id="dense.triton.verify_cg.eagle_chain.prod_fill.x4",
+        case=VERIFY_EAGLE_CHAIN,
+        pad_style="prod_fill",
+        multiplier=4,
+    ),
+    verify_cg(id="dense.triton.verify_cg.eagle_tree.small_real.x1", case=VERIFY_EAGLE_TREE, pad_style="small_real"),
+    verify_cg(
+        id="dense.triton.verify_cg.eagle_tree.small_real.x2",
+        case=VERIFY_EAGLE_TREE,
+        pad_style="small_real",
+        multiplier=2,
+    ),
+    verify_cg(
+        id="dense.triton.verify_cg.eagle_tree.small_real.x4",
+        case=VERIFY_EAGLE_TREE,
+        pad_style="small_real",
+        multiplier=4,
+    ),
+    verify_cg(id="dense.triton.verify_cg.eagle_tree.prod_fill.x1", case=VERIFY_EAGLE_TREE, pad_style="prod_fill"),
+    verify_cg(
+        id="dense.triton.verify_cg.eagle_tree.prod_fill.x2", case=VERIFY_EAGLE_TREE, pad_style="prod_fill", multiplier=2
+    ),
+    verify_cg(
+        id="dense.triton.verify_cg.eagle_tree.prod_fill.x4", case=VERIFY_EAGLE_TREE, pad_style="prod_fill", multiplier=4
+    ),
+    verify_cg(
+        id="dense.triton.verify_cg.frozen_kv_mtp.small_real.x1", case=VERIFY_FROZEN_KV_MTP, pad_style="small_real"
+    ),
+    verify_cg(
+        id="dense.triton.verify_cg.frozen_kv_mtp.small_real.x2",
+        case=VERIFY_FROZEN_KV_MTP,
+        pad_style="small_real",
+        multiplier=2,
+    ),
+    verify_cg(
+        id="dense.triton.verify_cg.frozen_kv_mtp.small_real.x4",
+        case=VERIFY_FROZEN_KV_MTP,
+        pad_style="small_real",
+        multiplier=4,
+    ),
+    verify_cg(id="dense.triton.verify_cg.frozen_kv_mtp.prod_fill.x1", case=VERIFY_FROZEN_KV_MTP, pad_style="prod_fill"),
+    verify_cg(
+        id="dense.triton.verify_cg.frozen_kv_mtp.prod_fill.x2",
+        case=VERIFY_FROZEN_KV_MTP,
+        pad_style="prod_fill",
+        multiplier=2,
+    ),
+    verify_cg(
+        id="dense.triton.verify_cg.frozen_kv_mtp.prod_fill.x4",
+        case=VERIFY_FROZEN_KV_MTP,
+        pad_style="prod_fill",
+        multiplier=4,
+    ),
+    verify_cg(id="dense.triton.verify_cg.dflash.small_real.x1", case=VERIFY_DFLASH, pad_style="small_real"),
+    verify_cg(
+        id="dense.triton.verify_cg.dflash.small_real.x2", case=VERIFY_DFLASH, pad_style="small_real", multiplier=2
+    ),
+    verify_cg(
+        id="dense.triton.verify_cg.dflash.small_real.x4", case=VERIFY_DFLASH, pad_style="small_real", multiplier=4
+    ),
+    verify_cg(id="dense.triton.verify_cg.dflash.prod_fill.x1", case=VERIFY_DFLASH, pad_style="prod_fill"),
+    verify_cg(id="dense.triton.verify_cg.dflash.prod_fill.x2", case=VERIFY_DFLASH, pad_style="prod_fill", multiplier=2),
+    verify_cg(id="dense.triton.verify_cg.dflash.prod_fill.x4", case=VERIFY_DFLASH, pad_style="prod_fill", multiplier=4),
+    verify_cg(id="dense.triton.verify_cg.ngram.small_real.x1", case=VERIFY_NGRAM, pad_style="small_real"),
+    verify_cg(id="dense.triton.verify_cg.ngram.small_real.x2", case=VERIFY_NGRAM, pad_style="small_real", multiplier=2),
+    verify_cg(id="dense.triton.verify_cg.ngram.small_real.x4", case=VERIFY_NGRAM, pad_style="small_real", multiplier=4),
+    verify_cg(id="dense.triton.verify_cg.ngram.prod_fill.x1", case=VERIFY_NGRAM, pad_style="prod_fill"),
+    verify_cg(id="dense.triton.verify_cg.ngram.prod_fill.x2", case=VERIFY_NGRAM, pad_style="prod_fill", multiplier=2),
+    verify_cg(id="dense.triton.verify_cg.ngram.prod_fill.x4", case=VERIFY_NGRAM, pad_style="prod_fill", multiplier=4),
+]
+
+
+@pytest.mark.parametrize("subtest", VERIFY_CG, ids=str)
+def test_verify_cg(subtest: Subtest) -> None:
+    run(subtest)
+
+
 draft_extend_v2 = partial(
     Subtest,
     adapter=ADAPTER,
@@ -186,4 +394,65 @@ DRAFT_EXTEND_V2_CG = [
 
 @pytest.mark.parametrize("subtest", DRAFT_EXTEND_V2_CG, ids=str)
 def test_draft_extend_v2_cg(subtest: Subtest) -> None:
+    run(subtest)
+
+
+eagle_draft_cg = partial(
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL,
+    runner="cuda_graph_multi_step",
+    seq_lens="prefix",
+    tolerance=TOLERANCE,
+    requires=("triton",),
+)
+
+EAGLE_DRAFT_CG = [
+    eagle_draft_cg(id="dense.triton.eagle_draft_cg.eagle_chain", case=DRAFT_STEPS_EAGLE_CHAIN),
+    eagle_draft_cg(id="dense.triton.eagle_draft_cg.eagle_tree", case=DRAFT_STEPS_EAGLE_TREE),
+]
+
+
+@pytest.mark.parametrize("subtest", EAGLE_DRAFT_CG, ids=str)
+def test_eagle_draft_cg(subtest: Subtest) -> None:
+    run(subtest)
+
+
+eagle_draft_extend_cg = partial(
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL_HIDDEN256,
+    runner="cuda_graph",
+    seq_lens="total",
+    tolerance=TOLERANCE,
+    requires=("triton",),
+)
+
+EAGLE_DRAFT_EXTEND_CG = [
+    eagle_draft_extend_cg(id="dense.triton.eagle_draft_extend_cg.eagle_chain", case=ACCEPTED_V2_EAGLE_CHAIN),
+]
+
+
+@pytest.mark.parametrize("subtest", EAGLE_DRAFT_EXTEND_CG, ids=str)
+def test_eagle_draft_extend_cg(subtest: Subtest) -> None:
+    run(subtest)
+
+
+frozen_kv_mtp_draft_cg = partial(
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL,
+    runner="cuda_graph_multi_step",
+    seq_lens="prefix",
+    tolerance=TOLERANCE,
+    requires=("triton",),
+)
+
+FROZEN_KV_MTP_DRAFT_CG = [
+    frozen_kv_mtp_draft_cg(id="dense.triton.frozen_kv_mtp_draft_cg.frozen_kv_mtp", case=DRAFT_STEPS_FROZEN_KV_MTP),
+]
+
+
+@pytest.mark.parametrize("subtest", FROZEN_KV_MTP_DRAFT_CG, ids=str)
+def test_frozen_kv_mtp_draft_cg(subtest: Subtest) -> None:
     run(subtest)

@@ -192,6 +192,8 @@ def real_path(loc: tuple[Any, ...], data: Any) -> tuple[Loc, bool]:
     path: list[str | int] = []
     alternatives = False
     here = data
+    if loc[-1] == "[key]":  # the key itself is wrong
+        loc = loc[:-1]
     for number, step in enumerate(loc):
         inside = isinstance(here, list) and isinstance(step, int) and step < len(here)
         if inside or (isinstance(here, dict) and step in here):
@@ -210,7 +212,7 @@ def one(detail: ErrorDetails, loc: Loc) -> Problem:
     """The problem that one of pydantic's errors stands for."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     key = dotted(loc)
-    if loc and detail["loc"][-1] == "[key]":
+    if detail["loc"][-1] == "[key]":
         return Problem("E-unsafe-name", loc, f"{quote(loc[-1])} is no name", NAME_HINT, at_key=True)
     if kind == "extra_forbidden":
         return Problem(

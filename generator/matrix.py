@@ -13,7 +13,7 @@ from generator.index import Index
 from generator.known import attach, check_counts
 from generator.loading import Document, load
 from generator.problems import Problem
-from generator.references import check_references
+from generator.references import check_references, check_unused
 from generator.spec import Spec
 from generator.subtests import Subtest
 from generator.support import check_support
@@ -67,6 +67,8 @@ class Project:
         document.add(check_references(document, index))
         document.add(check_values(index, today or datetime.date.today()))
         document.add(check_support(index))
+        if not document.problems:  # a table with a mistake may be the one that leads there
+            document.add(check_unused(index))
         document.fail()
         return cls(document, document.spec, index, {})
 

@@ -20,6 +20,7 @@ def check_pins(spec: Spec, matrix: Matrix, previous: Mapping[str, Any] | None) -
     profile = spec.profiles[matrix.profile]
     found = {"subtests": matrix.must_pass, "known_failures": matrix.known_failures}
     words = {"subtests": "subtests that must pass", "known_failures": "known failures"}
+    told = False
     for key, count in found.items():
         pinned = getattr(profile, key)
         if pinned is not None and pinned != count:
@@ -28,8 +29,9 @@ def check_pins(spec: Spec, matrix: Matrix, previous: Mapping[str, Any] | None) -
                 ("profiles", matrix.profile, key),
                 f"profile {quote(matrix.profile)} has {count} {words[key]}, but pins {pinned}",
                 f"if that is meant, set {key} = {count} or run `nox -s generate -- --pin`",
-                tuple(changes(matrix, previous)),
+                () if told else tuple(changes(matrix, previous)),
             )
+            told = True
 
 
 def changes(matrix: Matrix, previous: Mapping[str, Any] | None) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from generator.literals import string
+
 if TYPE_CHECKING:
     from generator.positions import Positions
 
@@ -160,12 +162,13 @@ def did_you_mean(value: object, names: Collection[str]) -> str | None:
     if not names:
         return "none is declared"
     shown = sorted(names)
-    return "known are " + ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
+    return "known are " + ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")
 
 
 def quote(value: object, limit: int = 80) -> str:
     """A value as it may be printed: on one line, in double quotes where it is a string, cut where it is long."""
-    import json
-
-    text = json.dumps(value) if isinstance(value, str) else repr(value)
+    if isinstance(value, bool):
+        text = "true" if value else "false"
+    else:
+        text = string(value) if isinstance(value, str) else repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."

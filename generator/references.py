@@ -44,8 +44,6 @@ def check_references(document: Document, index: Index) -> Iterator[Problem]:
     for at, entry in enumerate(spec.known_failure):
         yield from in_match(entry, at, names)
     yield from profiles(index, names)
-    if not document.problems:  # a broken table may be the one that leads there
-        yield from unused(index)
 
 
 def known(code: str, kind: str, name: str, names: Collection[str], loc: Loc) -> Iterator[Problem]:
@@ -193,7 +191,7 @@ def profiles(index: Index, names: Names) -> Iterator[Problem]:
             )
 
 
-def unused(index: Index) -> Iterator[Problem]:
+def check_unused(index: Index) -> Iterator[Problem]:
     """Tables that no sweep leads to: whoever wrote them believes that they run."""
     spec = index.spec
     used: dict[str, set[str]] = {

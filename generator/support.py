@@ -53,17 +53,50 @@ def _problems(index: Index) -> Iterator[Problem]:
                 backend = index.spec.backends.get(name)
                 if backend is not None:
                     yield from on_backend(index, variant, cell, loc, (*loc, "backends", at), name, backend)
+    yield from collapses(index)
+    yield from models(index)
+    yield from windows(index)
+
+
+def collapses(index: Index) -> Iterator[Problem]:
+    """A collapsed sweep has a point to collapse to."""
     for name, profile in index.spec.profiles.items():
         for at, sweep in enumerate(profile.collapse):
-            for variant in (found for found in index.variants if found.name == sweep):
-                if variant.base is None or not axis_values(variant.axes):
-                    message = f"sweep {quote(sweep)} cannot be collapsed"
-                    yield Problem(
-                        "E-collapse",
-                        ("profiles", name, "collapse", at),
-                        message,
-                        "give the sweep axes and a base point",
-                    )
+            named = [variant for variant in index.variants if variant.name == sweep]
+            if named and not any(variant.base is not None and axis_values(variant.axes) for variant in named):
+                message = f"sweep {quote(sweep)} cannot be collapsed"
+                hint = "give the sweep axes and a base point"
+                yield Problem("E-collapse", ("profiles", name, "collapse", at), message, hint)
+
+
+def models(index: Index) -> Iterator[Problem]:
+    """The heads of every model that a method, a backend and a case make together."""
+    for variant in index.variants:
+        for number, cell in enumerate(variant.sweep.cell):
+            method = index.spec.methods.get(cell.method)
+            if method is None or method.q_heads % method.kv_heads:
+                continue
+            backends = [index.spec.backends[name] for name in cell.backends if name in index.spec.backends]
+            for choice in index.choices(variant, cell, ("sweep", variant.index, "cell", number)):
+                for backend in backends:
+                    model = model_point(cell.method, method, backend, choice.case)
+                    if model.q_heads % model.kv_heads:
+                        message = (
+                            f"case {quote(choice.case.name)} makes {model.q_heads} query heads and {model.kv_heads} KV "
+                            f"heads of method {quote(cell.method)}"
+                        )
+                        yield Problem("E-heads", ("case", choice.case_index, "model"), message)
+
+
+def windows(index: Index) -> Iterator[Problem]:
+    """A backend of a windowed method has the feature."""
+    for name, backend in index.spec.backends.items():
+        for at, method_name in enumerate(backend.methods):
+            method = index.spec.methods.get(method_name)
+            if method is not None and method.window is not None and "window" not in backend.features:
+                message = f"method {quote(method_name)} has a window, but backend {quote(name)} lacks the feature"
+                hint = 'add "window" to its features'
+                yield Problem("E-backend-feature", ("backends", name, "methods", at), message, hint)
 
 
 def base_point(variant: Variant) -> Iterator[Problem]:
@@ -101,7 +134,7 @@ def cell_axes(variant: Variant, cell: Cell, loc: Loc) -> Iterator[Problem]:
     """Axes are stated once, padding comes as a pair, and seq_lens is stated."""
     outer, inner = axis_values(variant.axes), axis_values(cell.axes)
     for name in outer.keys() & inner.keys():
-        yield Problem("E-axis-twice", (*loc, "axes", name), f"sweep {quote(variant.name)} has the axis {name} already")
+        yield Problem("E-axis-twice", (*loc, "axes", name), f"the sweep has the axis {name} already")
     axes = {**outer, **inner}
     where = (*loc, "axes") if "pad_style" in inner or "multiplier" in inner else (*variant.loc, "axes")
     if ("pad_style" in axes) != ("multiplier" in axes):
@@ -134,7 +167,7 @@ def cell_modes(index: Index, variant: Variant, cell: Cell, loc: Loc) -> Iterator
                 yield Problem("E-runner-mode", choice.loc, message)
         multi_step = "cuda_graph_multi_step" in variant.runners
         if choice.speculation is None and (mode in SPECULATIVE_MODES or multi_step):
-            message = f"case {quote(case.name)} needs a speculation in {quote(variant.name)}"
+            message = f"case {quote(case.name)} needs a speculation here"
             yield Problem("E-case-needs-spec", choice.loc, message, "use it as a shape with spec")
         if choice.speculation is not None and mode not in SPECULATIVE_MODES and not multi_step:
             yield Problem("E-case-no-spec", choice.loc, f"shape {quote(case.name)} is {mode}, which has no draft")
@@ -187,23 +220,14 @@ def on_backend(
         if case.mode not in backend.modes:
             modes.setdefault(case.mode, []).append(case.name)
         page = case.page_size or backend.page_size
-        if page not in backend.page_sizes:
+        if page not in backend.page_sizes and backend.page_size in backend.page_sizes:
             pages.setdefault(page, []).append(case.name)
         speculation = index.spec.speculations.get(choice.speculation or "")
         needed = features_needed(case.model)
-        if method is not None and method.window is not None:
-            needed.add("window")
         if speculation is not None and branches(speculation):
             needed.add("tree")
         for feature in sorted(needed - set(backend.features)):
             features.setdefault(feature, []).append(case_point(case, backend, choice.speculation, speculation).name)
-        if method is not None:
-            model = model_point(cell.method, method, backend, case)
-            if model.q_heads % model.kv_heads:
-                message = (
-                    f"case {quote(case.name)} gives {label} {model.q_heads} query heads and {model.kv_heads} KV heads"
-                )
-                yield Problem("E-heads", choice.loc, message)
     for mode, cases in modes.items():
         yield Problem(
             "E-backend-mode", loc, f"{label} does not support {mode}, the mode of {some(cases)}", has(backend.modes)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from generator.index import Index
 from generator.problems import Loc, Problem, quote
-from generator.spec import Backend, Case, KnownFailure, Method, ModelChanges, Speculation
+from generator.spec import Backend, Case, KnownFailure, Method, Speculation
 
 SPECIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*((===?|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9.*+!_-]+\s*(,\s*(?=\S)|$))*")
 
@@ -92,7 +92,7 @@ def in_speculation(speculation: Speculation, loc: Loc) -> Iterator[Problem]:
             )
     widest = max((parents.count(parent) for parent in parents if parent >= 0), default=1)
     if speculation.kind == "eagle" and parents and widest != speculation.topk:
-        message = f"topk is {speculation.topk}, but a token of the tree has {widest} children"
+        message = f"topk is {speculation.topk}, but the tree branches by {widest}"
         yield Problem("E-bad-topk", (*loc, "topk"), message)
     if speculation.kind != "eagle" and speculation.topk != 1:
         yield Problem("E-bad-topk", (*loc, "topk"), f"topk is {speculation.topk}, but only eagle drafts branch by topk")
@@ -113,15 +113,6 @@ def in_case(case: Case, loc: Loc) -> Iterator[Problem]:
             )
         if 0 in case.prefix_lens:
             yield Problem("E-lens-mode", (*loc, "prefix_lens"), "DECODE needs a prefix for every request")
-    for key in ("model", "rides"):
-        yield from in_changes(getattr(case, key), (*loc, key))
-
-
-def in_changes(changes: ModelChanges, loc: Loc) -> Iterator[Problem]:
-    """Heads that a case states together."""
-    if changes.q_heads and changes.kv_heads and changes.q_heads % changes.kv_heads:
-        message = f"{changes.q_heads} query heads are no multiple of {changes.kv_heads} KV heads"
-        yield Problem("E-heads", (*loc, "q_heads"), message)
 
 
 def in_known_failure(entry: KnownFailure, loc: Loc, today: datetime.date) -> Iterator[Problem]:

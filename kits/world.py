@@ -155,14 +155,12 @@ class World:
                 hidden = self.randn(total, model.hidden)
                 q.append(self.projections.q[layer.index](hidden[prefix:]).view(extend, model.q_heads, model.head_dim))
                 k.append(self.projections.k[layer.index](hidden).view(total, model.kv_heads, model.head_dim))
-                v.append(self.projections.v[layer.index](hidden).view(total, model.kv_heads, model.v_head_dim))
-                continue
-            q.append(self.randn(extend, model.q_heads, model.head_dim))
-            k.append(self.randn(total, model.kv_heads, model.head_dim))
-            if layer.mla:
-                v.append(k[-1][..., : model.v_head_dim])
+                fresh_v = self.projections.v[layer.index](hidden).view(total, model.kv_heads, model.v_head_dim)
             else:
-                v.append(self.randn(total, model.kv_heads, model.v_head_dim))
+                q.append(self.randn(extend, model.q_heads, model.head_dim))
+                k.append(self.randn(total, model.kv_heads, model.head_dim))
+                fresh_v = self.randn(total, model.kv_heads, model.v_head_dim)
+            v.append(k[-1][..., : model.v_head_dim] if layer.mla else fresh_v)
         index = self._free_rows.pop(0)
         request = Request(
             index=index,

@@ -6,7 +6,7 @@ again before each replay. Pages are single slots, so that any cache layout can b
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from kits.batches import Batch
 from kits.kernels.flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 from kits.kernels.flashinfer_mla import BatchMLAPagedAttentionWrapper
 from kits.layers import Layer
+from kits.pools import KVGroup
 
 WORKSPACE_BYTES = 32 << 20
 
@@ -36,8 +37,128 @@ class SlotLists:
     custom_mask: torch.Tensor | None
 
 
-class PlannedBackend(Backend):
-    """Wrappers by name (``full``, ``window``, ``step1.full``): one set for eager batches, one per captured size."""
+class Kernels(ABC):
+    """One family of wrappers: how to make, plan and run them."""
+
+    def __init__(self, geometry: Geometry, workspace: torch.Tensor) -> None:
+        self.model, self.dtype, self.workspace = geometry.model, geometry.dtype, workspace
+
+    @abstractmethod
+    def new_wrapper(self, mode: str, buffers: dict[str, torch.Tensor] | None) -> Any:
+        """A wrapper for batches of ``mode``; over fixed ``buffers`` where it is to be captured."""
+
+    @abstractmethod
+    def plan(self, wrapper: Any, lists: SlotLists, mode: str, group: str) -> None:
+        """Plan one wrapper."""
+
+    @abstractmethod
+    def run(self, wrapper: Any, q: torch.Tensor, layer: Layer, group: KVGroup) -> torch.Tensor:
+        """Run it over the planned tokens ``q``."""
+
+
+class PagedKernels(Kernels):
+    """Decode and prefill wrappers, for dense and sliding-window attention."""
+
+    def new_wrapper(self, mode: str, buffers: dict[str, torch.Tensor] | None) -> Any:
+        graph, fixed = buffers is not None, buffers or {}
+        if mode == "DECODE":
+            return BatchDecodeWithPagedKVCacheWrapper(
+                self.workspace,
+                "NHD",
+                use_cuda_graph=graph,
+                paged_kv_indptr_buffer=fixed.get("kv_indptr"),
+                paged_kv_indices_buffer=fixed.get("kv_indices"),
+                paged_kv_last_page_len_buffer=fixed.get("kv_lens"),
+            )
+        masked = mode == "TARGET_VERIFY"
+        return BatchPrefillWithPagedKVCacheWrapper(
+            self.workspace,
+            "NHD",
+            use_cuda_graph=graph,
+            qo_indptr_buf=fixed.get("qo_indptr"),
+            paged_kv_indptr_buf=fixed.get("kv_indptr"),
+            paged_kv_indices_buf=fixed.get("kv_indices"),
+            paged_kv_last_page_len_buf=fixed.get("kv_lens"),
+            custom_mask_buf=fixed.get("custom_mask") if masked else None,
+            mask_indptr_buf=fixed.get("mask_indptr") if masked else None,
+        )
+
+    def plan(self, wrapper: Any, lists: SlotLists, mode: str, group: str) -> None:
+        model = self.model
+        options: dict[str, Any] = {
+            "window_left": (model.window or 0) - 1 if group == "window" else -1,
+            "logits_soft_cap": model.softcap,
+            "q_data_type": self.dtype,
+            "kv_data_type": self.dtype,
+            "sm_scale": model.scale,
+        }
+        pages = (lists.kv_indptr, lists.kv_indices, torch.ones_like(lists.kv_lens))
+        heads = (model.q_heads, model.kv_heads, model.head_dim, 1)
+        if mode == "DECODE":
+            wrapper.plan(*pages, *heads, **options)
+        else:
+            causal = lists.custom_mask is None
+            wrapper.plan(lists.qo_indptr, *pages, *heads, custom_mask=lists.custom_mask, causal=causal, **options)
+
+    def run(self, wrapper: Any, q: torch.Tensor, layer: Layer, group: KVGroup) -> torch.Tensor:
+        caches = (group.k[layer.index].unsqueeze(1), group.v[layer.index].unsqueeze(1))
+        out: torch.Tensor = wrapper.run(q, caches, k_scale=layer.k_scale, v_scale=layer.v_scale)
+        return out
+
+
+class LatentKernels(Kernels):
+    """The latent-attention wrapper, absorbed: queries meet the cached latents directly. Causal, so chains only."""
+
+    def new_wrapper(self, mode: str, buffers: dict[str, torch.Tensor] | None) -> Any:
+        fixed = buffers or {}
+        return BatchMLAPagedAttentionWrapper(
+            self.workspace,
+            use_cuda_graph=buffers is not None,
+            qo_indptr=fixed.get("qo_indptr"),
+            kv_indptr=fixed.get("kv_indptr"),
+            kv_indices=fixed.get("kv_indices"),
+            kv_len_arr=fixed.get("kv_lens"),
+        )
+
+    def plan(self, wrapper: Any, lists: SlotLists, mode: str, group: str) -> None:
+        model = self.model
+        wrapper.plan(
+            lists.qo_indptr,
+            lists.kv_indptr,
+            lists.kv_indices,
+            lists.kv_lens.to(INT32),
+            model.q_heads,
+            model.v_head_dim,
+            model.head_dim - model.v_head_dim,
+            1,
+            mode != "DECODE",
+            model.scale,
+            self.dtype,
+            self.dtype,
+        )
+
+    def run(self, wrapper: Any, q: torch.Tensor, layer: Layer, group: KVGroup) -> torch.Tensor:
+        latent, cache = layer.v_head_dim, group.k[layer.index]
+        out: torch.Tensor = wrapper.run(
+            q[..., :latent].contiguous(), q[..., latent:].contiguous(), cache[..., :latent], cache[..., latent:]
+        )
+        return out
+
+
+class FlashInferBackend(Backend):
+    """Wrappers by name (``full``, ``window``, ``step1.full``): one set for eager batches, one per captured size.
+
+    New keys are written before they are read.
+    """
+
+    capabilities = Capabilities(
+        forward_modes=frozenset({"EXTEND", "DECODE", "MIXED", "TARGET_VERIFY", "DRAFT_EXTEND"}),
+        methods=frozenset({"dense", "swa", "mla"}),
+        topk=8,
+        window=True,
+        softcap=True,
+        kv_scales=True,
+    )
 
     def open(
         self, geometry: Geometry, *, max_rows: int, max_tokens: int, max_len: int, capture_sizes: Sequence[int]
@@ -47,6 +168,8 @@ class PlannedBackend(Backend):
         )
         size = WORKSPACE_BYTES if self.device.type == "cuda" else 64
         self.workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
+        family = LatentKernels if geometry.model.method == "mla" else PagedKernels
+        self.kernels: Kernels = family(geometry, self.workspace)
         self.buffers = PersistentBuffers(self.device)
         steps = geometry.speculation.steps if geometry.speculation is not None else 0
         for part in ("", *(f"step{step}." for step in range(steps))):
@@ -65,14 +188,14 @@ class PlannedBackend(Backend):
         for name in self._names(batch):
             key = (batch.mode, name)
             if key not in self.eager:
-                self.eager[key] = self.new_wrapper(batch.mode, None)
+                self.eager[key] = self.kernels.new_wrapper(batch.mode, None)
             wrappers[name] = self.eager[key]
         self._plan_all(batch, wrappers, batch.extend_seq_lens)
 
     def prepare_capture(self, batch: Batch) -> None:
         rows = batch.num_tokens if is_draft_decode(batch) else batch.batch_size
         self.captured[batch.batch_size] = {
-            name: self.new_wrapper(batch.mode, self._fixed_buffers(name, rows)) for name in self._names(batch)
+            name: self.kernels.new_wrapper(batch.mode, self._fixed_buffers(name, rows)) for name in self._names(batch)
         }
         extend_lens = batch.extend_seq_lens
         if extend_lens is not None:
@@ -99,20 +222,12 @@ class PlannedBackend(Backend):
             "custom_mask": self.buffers.buffers[f"{name}.custom_mask"],
         }
 
-    @abstractmethod
-    def new_wrapper(self, mode: str, buffers: dict[str, torch.Tensor] | None) -> Any:
-        """A wrapper for batches of ``mode``; over fixed ``buffers`` where it is to be captured."""
-
-    @abstractmethod
-    def plan(self, wrapper: Any, lists: SlotLists, mode: str, group: str) -> None:
-        """Plan one wrapper."""
-
     def _plan_all(self, batch: Batch, wrappers: dict[str, Any], extend_lens: torch.Tensor | None) -> None:
         self.wrappers, self.lists = wrappers, {}
         for name, wrapper in wrappers.items():
             part, _, group = name.rpartition(".")
             self.lists[name] = self._lists(batch, part, group, extend_lens)
-            self.plan(wrapper, self.lists[name], batch.mode, group)
+            self.kernels.plan(wrapper, self.lists[name], batch.mode, group)
         self.step = "step0." if is_draft_decode(batch) else ""
 
     def _lists(self, batch: Batch, part: str, group_name: str, extend_lens: torch.Tensor | None) -> SlotLists:
@@ -160,118 +275,9 @@ class PlannedBackend(Backend):
                 fields[f"{part}{dot}qo_indptr"] = wrapper.qo_indptr
         return fields
 
-
-class FlashInferBackend(PlannedBackend):
-    """Decode and prefill wrappers for dense and sliding-window attention; new keys are written before they are read."""
-
-    capabilities = Capabilities(
-        forward_modes=frozenset({"EXTEND", "DECODE", "MIXED", "TARGET_VERIFY", "DRAFT_EXTEND"}),
-        methods=frozenset({"dense", "swa"}),
-        topk=8,
-        window=True,
-        softcap=True,
-        kv_scales=True,
-    )
-
-    def new_wrapper(self, mode: str, buffers: dict[str, torch.Tensor] | None) -> Any:
-        graph = buffers is not None
-        fixed = buffers or {}
-        if mode == "DECODE":
-            return BatchDecodeWithPagedKVCacheWrapper(
-                self.workspace,
-                "NHD",
-                use_cuda_graph=graph,
-                paged_kv_indptr_buffer=fixed.get("kv_indptr"),
-                paged_kv_indices_buffer=fixed.get("kv_indices"),
-                paged_kv_last_page_len_buffer=fixed.get("kv_lens"),
-            )
-        masked = mode == "TARGET_VERIFY"
-        return BatchPrefillWithPagedKVCacheWrapper(
-            self.workspace,
-            "NHD",
-            use_cuda_graph=graph,
-            qo_indptr_buf=fixed.get("qo_indptr"),
-            paged_kv_indptr_buf=fixed.get("kv_indptr"),
-            paged_kv_indices_buf=fixed.get("kv_indices"),
-            paged_kv_last_page_len_buf=fixed.get("kv_lens"),
-            custom_mask_buf=fixed.get("custom_mask") if masked else None,
-            mask_indptr_buf=fixed.get("mask_indptr") if masked else None,
-        )
-
-    def plan(self, wrapper: Any, lists: SlotLists, mode: str, group: str) -> None:
-        model = self.geometry.model
-        last_page_len = torch.ones_like(lists.kv_lens)
-        options: dict[str, Any] = {
-            "window_left": (model.window or 0) - 1 if group == "window" else -1,
-            "logits_soft_cap": model.softcap,
-            "q_data_type": self.geometry.dtype,
-            "kv_data_type": self.geometry.dtype,
-            "sm_scale": model.scale,
-        }
-        pages = (lists.kv_indptr, lists.kv_indices, last_page_len)
-        heads = (model.q_heads, model.kv_heads, model.head_dim, 1)
-        if mode == "DECODE":
-            wrapper.plan(*pages, *heads, **options)
-        else:
-            masked = lists.custom_mask is not None
-            wrapper.plan(lists.qo_indptr, *pages, *heads, custom_mask=lists.custom_mask, causal=not masked, **options)
-
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
         if batch.save_kv:
             self.pool.write(layer, batch.out_cache_loc[layer.group], k, v)
-        group, name = self.pool.groups[layer.group], self.step + layer.group
-        out: torch.Tensor = self.wrappers[name].run(
-            q[: self.lists[name].tokens],
-            (group.k[layer.index].unsqueeze(1), group.v[layer.index].unsqueeze(1)),
-            k_scale=layer.k_scale,
-            v_scale=layer.v_scale,
-        )
-        return out
-
-
-class FlashInferMLABackend(PlannedBackend):
-    """The latent-attention wrapper, absorbed: queries meet the cached latents directly. Causal only, so chains only."""
-
-    capabilities = Capabilities(
-        forward_modes=frozenset({"EXTEND", "DECODE", "MIXED", "TARGET_VERIFY", "DRAFT_EXTEND"}),
-        methods=frozenset({"mla"}),
-    )
-
-    def new_wrapper(self, mode: str, buffers: dict[str, torch.Tensor] | None) -> Any:
-        fixed = buffers or {}
-        return BatchMLAPagedAttentionWrapper(
-            self.workspace,
-            use_cuda_graph=buffers is not None,
-            qo_indptr=fixed.get("qo_indptr"),
-            kv_indptr=fixed.get("kv_indptr"),
-            kv_indices=fixed.get("kv_indices"),
-            kv_len_arr=fixed.get("kv_lens"),
-        )
-
-    def plan(self, wrapper: Any, lists: SlotLists, mode: str, group: str) -> None:
-        model = self.geometry.model
-        wrapper.plan(
-            lists.qo_indptr,
-            lists.kv_indptr,
-            lists.kv_indices,
-            lists.kv_lens.to(INT32),
-            model.q_heads,
-            model.v_head_dim,
-            model.head_dim - model.v_head_dim,
-            1,
-            mode != "DECODE",
-            model.scale,
-            self.geometry.dtype,
-            self.geometry.dtype,
-        )
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
-        if batch.save_kv:
-            self.pool.write(layer, batch.out_cache_loc[layer.group], k, v)
-        name, latent = self.step + layer.group, layer.v_head_dim
-        cache = self.pool.groups[layer.group].k[layer.index]
-        q = q[: self.lists[name].tokens]
-        out: torch.Tensor = self.wrappers[name].run(
-            q[..., :latent].contiguous(), q[..., latent:].contiguous(), cache[..., :latent], cache[..., latent:]
-        )
-        return out
+        name = self.step + layer.group
+        planned = q[: self.lists[name].tokens]
+        return self.kernels.run(self.wrappers[name], planned, layer, self.pool.groups[layer.group])
