@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from generator.index import Choice, Index, Selection, Variant, axis_values
-from generator.problems import Loc, Problem
+from generator.problems import Loc, Problem, one_each
 from generator.spec import DEFAULT_LAYOUT, Cell
 from generator.subtests import CasePoint, ModelPoint, Subtest, case_point, model_point
 
@@ -88,8 +88,12 @@ def label(axis: str, value: object) -> str:
     return f"x{value}" if axis == "multiplier" else str(value)
 
 
-def check_unique(subtests: list[Subtest]) -> Iterator[Problem]:
-    """No id twice, and no two ids for the same kernel inputs and replay plan."""
+def check_unique(subtests: list[Subtest]) -> list[Problem]:
+    """No id twice, and no two ids for the same kernel inputs and replay plan; one problem a cell."""
+    return one_each(list(_repeated(subtests)))
+
+
+def _repeated(subtests: list[Subtest]) -> Iterator[Problem]:
     ids: dict[str, Subtest] = {}
     inputs: dict[tuple[object, ...], Subtest] = {}
     for subtest in subtests:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from generator.problems import Problem, quote
+from generator.problems import Problem, one_each, quote
 from generator.spec import KnownFailure, Match
 from generator.subtests import Subtest
 
@@ -48,21 +47,6 @@ def attach(entries: list[KnownFailure], subtests: list[Subtest]) -> tuple[list[S
             subtest = subtest._replace(known_failure=entry)
         result.append(subtest)
     return result, counts, one_each(problems)
-
-
-def one_each(problems: list[Problem]) -> list[Problem]:
-    """The first problem of each entry, saying how many more there are like it."""
-    first: dict[object, Problem] = {}
-    more: dict[object, int] = {}
-    for problem in problems:
-        if problem.loc in first:
-            more[problem.loc] = more.get(problem.loc, 0) + 1
-        else:
-            first[problem.loc] = problem
-    return [
-        replace(problem, message=f"{problem.message} (and {more[loc]} more)") if loc in more else problem
-        for loc, problem in first.items()
-    ]
 
 
 def check_counts(entries: list[KnownFailure], default: str, counts: dict[str, list[int]]) -> Iterator[Problem]:

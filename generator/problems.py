@@ -165,6 +165,20 @@ def did_you_mean(value: object, names: Collection[str]) -> str | None:
     return "known are " + ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "")
 
 
+def one_each(problems: list[Problem]) -> list[Problem]:
+    """The first problem of each kind and place, saying how many more there are like it."""
+    first: dict[tuple[str, Loc], Problem] = {}
+    more: dict[tuple[str, Loc], int] = {}
+    for problem in problems:
+        key = (problem.code, problem.loc)
+        if first.setdefault(key, problem) is not problem:
+            more[key] = more.get(key, 0) + 1
+    return [
+        replace(problem, message=f"{problem.message} (and {more[key]} more)") if key in more else problem
+        for key, problem in first.items()
+    ]
+
+
 def quote(value: object, limit: int = 80) -> str:
     """A value as it may be printed: on one line, in double quotes where it is a string, cut where it is long."""
     if isinstance(value, bool):
