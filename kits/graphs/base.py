@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from kits.errors import ReplayError
-from kits.graphs.refusals import function_refusal, refuse
+from kits.graphs.refusals import refuse
 from kits.graphs.schemas import OpInfo
 from kits.graphs.storages import StorageRef, Use, Uses
 
@@ -66,17 +66,15 @@ class Graph(ABC):
         return held
 
 
-class FunctionRules(TorchFunctionMode):
-    """Looks at each torch function before it runs, where no ``HostSplit`` does."""
+class FunctionWatch(TorchFunctionMode):
+    """Shows each torch function to ``watch`` before it runs, as ``host.watched`` does on a CPU."""
 
-    def __init__(self, broken: Any) -> None:
+    def __init__(self, watch: Callable[[Any, tuple, dict[str, Any]], None]) -> None:
         super().__init__()
-        self._broken = broken
+        self._watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        refusal = function_refusal(func, args, kwargs or {})
-        if refusal is not None:
-            self._broken(refusal)
+        self._watch(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kits.errors import CaptureError
 from kits.graphs import host, launches
-from kits.graphs.base import FunctionRules, Graph, capturing, tensor_arguments
-from kits.graphs.refusals import OWN_RULES, explain_cuda_error, op_refusal
+from kits.graphs.base import FunctionWatch, Graph, capturing, tensor_arguments
+from kits.graphs.refusals import OWN_RULES, explain_cuda_error, function_refusal, op_refusal
 from kits.graphs.schemas import op_info
 from kits.graphs.storages import StorageRef
 
@@ -48,7 +48,7 @@ class CudaGraph(Graph):
             stack.enter_context(torch.cuda.device(self.device))
             graph = stack.enter_context(_captured(observer))
             stack.enter_context(launches.refused())
-            stack.enter_context(FunctionRules(observer.note))
+            stack.enter_context(FunctionWatch(observer.look))
             stack.enter_context(observer)
             yield self
         self._graph = graph
@@ -125,13 +125,16 @@ class _Observer(TorchDispatchMode):
         self._private: dict[int, StorageWeakRef] = {}
         self._externals: dict[int, StorageRef] = {}
         self.noted: CaptureError | None = None
-        """The rule that the last call broke. An op does not clear what the function around it noted."""
+        """The rule that the last torch function broke, by itself or by an op in it."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True  # or compiled code would run uncompiled under this mode
+
+    def look(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        self.noted = function_refusal(func, args, kwargs)
 
     def note(self, refusal: CaptureError) -> None:
         self.noted = refusal

@@ -202,7 +202,12 @@ def _host_operands(
 # CUDA's own words
 
 _CUDA_TEXTS = (
-    ("unless the cpu tensor is pinned", ("host_list", "host_read", "pageable_copy"), "pageable_copy"),
+    (
+        "unless the cpu tensor is pinned",
+        ("host_list", "host_read", "host_tensor_read", "pageable_copy"),
+        "pageable_copy",
+    ),
+    ("on the same device", ("host_tensor_read",), "host_tensor_read"),
     ("unjoined", ("unjoined_stream",), "unjoined_stream"),
     ("philox", ("random",), "random"),
     ("offset increment outside graph capture", ("random",), "random"),

@@ -21,20 +21,23 @@ class Tape:
     def __init__(self, steps: list[Step], infos: list[OpInfo]) -> None:
         self._steps = steps
         self._infos = infos
-        self._proven = False
+        self._proofs_left = 2
+        self._returned: dict[int, list[tuple[int, torch.Tensor]]] = {}
 
     def run(self) -> None:
-        """Issue all calls. The first run also proves what the ops return."""
+        """Issue all calls. The first two runs also prove what the ops return."""
         below_autograd = torch._C._AutoDispatchBelowAutograd()
         index = -1
         try:
-            if not self._proven:
+            if self._proofs_left:
                 for function, args, kwargs, out, index in self._steps:
                     result = function(*args, **kwargs)
                     if out is not None:
                         self._prove(index, args, kwargs, flat(out, result))
                         store(out, result)
-                self._proven = True
+                self._proofs_left -= 1
+                if not self._proofs_left:
+                    self._returned.clear()
                 return
             for function, args, kwargs, out, index in self._steps:  # noqa: B007, the handler below needs it
                 result = function(*args, **kwargs)
@@ -50,7 +53,10 @@ class Tape:
             del below_autograd
 
     def _prove(self, index: int, args: tuple, kwargs: dict[str, Any], pairs: list) -> None:
-        """What the op returned must be what its fake kernel said, in memory of its own."""
+        """What an op returned must be what its fake kernel said, in memory of its own.
+
+        What custom ops returned is held over two runs: memory that comes back meanwhile is memory that an op keeps.
+        """
         info = self._infos[index]
         where = f"op #{index} {info.name}"
         for wanted, got in pairs:
@@ -59,18 +65,21 @@ class Tape:
         if info.aten:
             return
         given = {t.untyped_storage()._cdata for _, t in tensor_arguments(info, args, kwargs)}
-        returned = [got.untyped_storage()._cdata for _, got in pairs]
-        for (_, got), cdata in zip(pairs, returned, strict=True):
+        call = index + len(self._infos) * self._proofs_left
+        for _, got in pairs:
+            cdata = got.untyped_storage()._cdata
             if cdata in given:
                 raise ReplayError(
                     f"{where} returned memory of an argument, which its schema does not say: "
                     "return a new tensor, or declare the alias"
                 )
-            if got.numel() and _uses(got) - returned.count(cdata) > _uses_of_nothing_else():
+            held = self._returned.setdefault(cdata, [])
+            if any(earlier != call for earlier, _ in held):
                 raise ReplayError(
-                    f"{where} returned memory that it also keeps, so that its next call would write into "
-                    "this result: return a new tensor, or take the buffer as an argument"
+                    f"{where} returned memory that it also keeps, so that each call writes into the result of the one "
+                    "before: return a new tensor, or take the buffer as an argument"
                 )
+            held.append((call, got))
 
     def _explain(self, error: Exception, index: int) -> Exception:
         if index < 0:
@@ -81,15 +90,6 @@ class Tape:
             return KernelFault(self._infos[index].name, "index", f"{where}: {error}")
         error.add_note(where)
         return error
-
-
-def _uses(tensor: torch.Tensor) -> int:
-    """How many tensors (and wrappers) hold the storage of a tensor."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-
-
-def _uses_of_nothing_else() -> int:
-    return _uses(torch.empty(1)) - 1
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -218,6 +218,7 @@ def _run_fake(info: OpInfo, args: tuple, kwargs: dict[str, Any]) -> Any:
         DynamicOutputShapeException,
         FakeTensorMode,
         UnsupportedFakeTensorException,
+        UnsupportedOperatorException,
     )
 
     global _fake_mode
@@ -235,7 +236,7 @@ def _run_fake(info: OpInfo, args: tuple, kwargs: dict[str, Any]) -> Any:
             return info.op(*fake_args, **fake_kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise data_dependent(info) from error
-    except (NotImplementedError, UnsupportedFakeTensorException) as error:
+    except (NotImplementedError, UnsupportedFakeTensorException, UnsupportedOperatorException) as error:
         raise CaptureError(
             "no_fake_kernel",
             f"{info.name} has no fake kernel, so its result is not known before it runs: "
