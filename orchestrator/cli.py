@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,16 +89,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = {"run": run_command, "plan": plan_command, "merge": merge_command, "report": report_command}
     try:
         if arguments.command == "errors":
-            print("\n".join(f"{code}  {meaning}" for code, meaning in errors.CODES.items()))
+            say("\n".join(f"{code}  {meaning}" for code, meaning in errors.CODES.items()))
             return 0
         return commands[arguments.command](arguments)
     except OrchestratorError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+    except KeyboardInterrupt:
+        return errors.EXIT_INTERRUPTED
 
 
 def run_command(arguments: argparse.Namespace) -> int:
@@ -107,8 +106,9 @@ def run_command(arguments: argparse.Namespace) -> int:
             if arguments.ids or arguments.keyword or arguments.shard or arguments.output:
                 raise OrchestratorError("O508", "--resume continues a plan: it takes no ids, filters or --output")
             folder = Folder(arguments.resume)
+            folder.reopen()
             lock = folder.lock()
-            run, plan = reopen(folder)
+            run, plan = reopen(folder, arguments.tests)
         else:
             manifest, plan = prepare(request, lanes.kind)
             run = describe(request, manifest, plan, lanes)
@@ -120,24 +120,37 @@ def run_command(arguments: argparse.Namespace) -> int:
         try:
 
             def begin(left: int) -> None:
-                print(f"{describe_plan(run, plan, left)}. {lanes.sentence}", flush=True)
+                say(f"{describe_plan(run, plan, left)}. {lanes.sentence}")
                 progress.start(left)
 
             ended = execute(request, folder, run, plan, lanes, lock, progress, begin)
         finally:
             progress.end()
-    print(text.summary(ended.verdict, ended.wall))
-    if ended.error is None:
-        remember(run, ended.verdict, arguments.durations)
+    say(text.summary(ended.verdict, ended.wall))
+    remember(run, ended.verdict, arguments.durations)
+    try:
         write_reports(folder, ended.verdict)
-        print(f"page: {folder.path / 'index.html'}")
-    else:
+        say(f"page: {folder.path / 'index.html'}")
+    except OrchestratorError as error:
+        ended.error = ended.error or error
+    if ended.error is not None:
         print(ended.error, file=sys.stderr)
         return ended.error.exit_code
     if ended.stopped:
-        print(f"interrupted by {ended.stopped}; continue with: python -m orchestrator run --resume {folder.path}")
+        again = "" if run.tests == "generated_tests" else f" --tests {shlex.quote(run.tests)}"
+        command = f"{text.RUN}{again} --resume {shlex.quote(str(folder.path))}"
+        say(f"interrupted by {ended.stopped}; continue with: {command}")
         return errors.EXIT_INTERRUPTED
     return ended.verdict.exit_code
+
+
+def say(line: str) -> None:
+    """Print; a reader that went away, or a full disk behind stdout, must not change the exit code."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def describe_plan(run: Run, plan: Plan, left: int) -> str:
@@ -157,14 +170,14 @@ def plan_command(arguments: argparse.Namespace) -> int:
         modules = len({block.file for block in blocks})
         count = sum(len(block.subtests) for block in blocks)
         seconds = plan.cost(shard - 1)
-        print(f"shard {shard}/{len(plan.shards)}  {count} subtests  {modules} modules  about {seconds:.1f} s")
+        say(f"shard {shard}/{len(plan.shards)}  {count} subtests  {modules} modules  about {seconds:.1f} s")
     return 0
 
 
 def merge_command(arguments: argparse.Namespace) -> int:
     folder, run, plan, line = merge(arguments.folders, arguments.output or default_output())
     verdict = judge(folder, run, plan, arguments.require_all)
-    print(line)
+    say(line)
     return verdict.exit_code
 
 
@@ -177,9 +190,9 @@ def report_command(arguments: argparse.Namespace) -> int:
 
 def judge(folder: Folder, run: Run, plan: Plan, require_all: bool) -> Verdict:
     verdict = build_verdict(run, plan, read_ledger(folder, plan), require_all)
-    print(text.summary(verdict))
+    say(text.summary(verdict))
     write_reports(folder, verdict)
-    print(f"page: {folder.path / 'index.html'}")
+    say(f"page: {folder.path / 'index.html'}")
     return verdict
 
 

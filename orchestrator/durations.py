@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.manifest import Planned
+from orchestrator.files import read_plain, write_whole
+from orchestrator.manifest import MAX_BYTES, Planned
 
 FORMAT = 1
 LOCAL = Path(".attnmatrix/durations.json")
@@ -30,7 +30,7 @@ def load_durations(device: str, files: Iterable[Path]) -> dict[str, float]:
 def read(path: Path) -> dict[str, dict[str, float]]:
     """``{device: {id: seconds}}``; a missing file is an empty one."""
     try:
-        raw = json.loads(path.read_bytes())
+        raw = json.loads(read_plain(path, MAX_BYTES, follow=True))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -84,6 +84,4 @@ def save_durations(path: Path, device: str, seconds: Mapping[str, float]) -> Non
         old = mine.get(id)
         mine[id] = round(value if old is None else old + NEW_SHARE * (value - old), 4)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps({"format": FORMAT, "seconds": table}, indent=1, sort_keys=True) + "\n")
-    part.replace(path)
+    write_whole(path, json.dumps({"format": FORMAT, "seconds": table}, indent=1, sort_keys=True) + "\n")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import OrchestratorError
+from orchestrator.files import NOFOLLOW, open_plain
 
 MAX_LINE = 4 << 20
 CHUNK = 1 << 20
@@ -29,7 +30,7 @@ class EventWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | NOFOLLOW
         try:
             self.fd = os.open(path, flags, 0o644)
         except OSError as error:
@@ -69,9 +70,9 @@ class EventTail:
         """All lines that are complete by now."""
         out: list[dict[str, object] | Garbage] = []
         try:
-            if not self.path.exists():
-                return out
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
+            fd = open_plain(self.path)
+        except FileNotFoundError:
+            return out
         except OSError as error:
             raise OrchestratorError("O211", f"{self.path} is no plain file: {error.strerror}") from None
         with open(fd, "rb") as file:

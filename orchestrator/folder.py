@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.manifest import ACTIONS, ID, Planned, short
+from orchestrator.files import NOFOLLOW, read_plain, write_whole
+from orchestrator.manifest import ACTIONS, ID, MAX_BYTES, Planned, printable, short
 from orchestrator.planning import Block, Plan, digest
 
 FORMAT = 1
@@ -71,11 +72,18 @@ class Folder:
             self.logs.mkdir(exist_ok=True)
         except OSError as error:
             raise OrchestratorError("O505", f"cannot make {self.path}: {error.strerror}") from None
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Before writing into a folder that is already there: its parts must be what ``create`` made."""
+        for path in (self.events, self.logs):
+            if path.is_symlink() or not path.is_dir():
+                raise OrchestratorError("O201", f"{self.path} is no run folder: {path} is no folder")
 
     def lock(self, wait: float = 10.0) -> int:
         """Hold the folder. Workers inherit the lock, so it is free only when the last process of a run is gone."""
         try:
-            fd = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NOFOLLOW, 0o644)
         except OSError as error:
             raise OrchestratorError("O201", f"{self.path} is no run folder: {error.strerror}") from None
         until = time.monotonic() + wait
@@ -118,13 +126,9 @@ class Folder:
 
     def write_text(self, name: str, text: str) -> None:
         """Whole or not at all."""
-        part = self.path / f".{name}.part"
         try:
-            part.write_text(text, encoding="utf-8")
-            part.replace(self.path / name)
+            write_whole(self.path / name, text)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
             raise OrchestratorError("O212", f"cannot write {self.path / name}: {error.strerror}") from None
 
     def load(self, like: tuple[bytes, Plan] | None = None) -> tuple[Run, Plan]:
@@ -147,7 +151,7 @@ class Folder:
     def read(self, name: str) -> bytes:
         path = self.path / name
         try:
-            return path.read_bytes()
+            return read_plain(path, MAX_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             raise OrchestratorError("O201", f"{self.path} is no run folder: it has no {name}") from None
         except OSError as error:
@@ -196,13 +200,11 @@ def fits(value: object, kind: str) -> bool:
     if kind == "float":
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind.startswith("list["):
-        inner = str if "str" in kind else int
-        return (value is None and "None" in kind) or (
-            isinstance(value, list) and all(isinstance(v, inner) and not isinstance(v, bool) for v in value)
-        )
+        inner = "str" if "str" in kind else "int"
+        return (value is None and "None" in kind) or (isinstance(value, list) and all(fits(v, inner) for v in value))
     if kind == "int":
         return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, {"str": str, "bool": bool}[kind])
+    return printable(value) if kind == "str" else isinstance(value, bool)
 
 
 def parse_plan(raw: object, path: Path) -> Plan:
@@ -232,7 +234,7 @@ def items_of(value: object, path: Path) -> list[Any]:
 
 
 def known_fits(known: object, action: object, required: object) -> bool:
-    return isinstance(known, str) and action in ACTIONS and (required is None or isinstance(required, str))
+    return printable(known) and action in ACTIONS and (required is None or printable(required))
 
 
 def parse_block(raw: object, shard: int, path: Path) -> Block:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import OrchestratorError
+from orchestrator.files import read_plain
 
 FORMAT = 1
 MAX_BYTES = 512 << 20
@@ -52,7 +53,7 @@ def load_manifest(folder: Path) -> Manifest:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise OrchestratorError("O119", f"{path} is larger than 512 MiB")
-        data = path.read_bytes()
+        data = read_plain(path, MAX_BYTES, follow=True)
     except FileNotFoundError:
         raise OrchestratorError("O101", f"no manifest at {path}", hint) from None
     except (OSError, ValueError) as error:
@@ -73,7 +74,7 @@ def parse_manifest(raw: object, folder: Path, sha256: str) -> Manifest:
             "O104", f"manifest format {short(raw.get('format'))}; this version reads format {FORMAT}"
         )
     profile, spec = raw.get("profile"), raw.get("spec_sha256")
-    if not isinstance(profile, str) or not isinstance(spec, str):
+    if not printable(profile) or not printable(spec):
         raise OrchestratorError("O104", "the manifest needs the strings `profile` and `spec_sha256`")
     rows = raw.get("subtests")
     if not isinstance(rows, list):
@@ -87,7 +88,7 @@ def parse_manifest(raw: object, folder: Path, sha256: str) -> Manifest:
             raise OrchestratorError("O108", f"the manifest names {planned.id} twice")
         seen.add(planned.id)
     check_counts(raw.get("counts"), subtests)
-    return Manifest(folder, profile, spec, sha256, subtests)
+    return Manifest(folder, str(profile), str(spec), sha256, subtests)
 
 
 def parse_row(row: object, number: int) -> Planned:
@@ -114,7 +115,7 @@ def parse_row(row: object, number: int) -> Planned:
     required = row.get("known_failure_exit")
     if known is None and action is None and required is None:
         return Planned(id, file, test, method, backend, sweep, float(weight))
-    if not isinstance(known, str) or action not in ACTIONS or not (required is None or isinstance(required, str)):
+    if not printable(known) or action not in ACTIONS or not (required is None or printable(required)):
         raise OrchestratorError(
             "O111", f"{id}: known failure {short(known)} with action {short(action)}; actions are {', '.join(ACTIONS)}"
         )
@@ -132,6 +133,11 @@ def check_counts(counts: object, subtests: list[Planned]) -> None:
             "O109",
             f"the manifest counts {short(counts)}, but lists {found['must_pass']} that must pass and {known} known",
         )
+
+
+def printable(value: object) -> bool:
+    """Whether a foreign value is a string that may be shown: short, and free of control characters."""
+    return isinstance(value, str) and len(value) <= 1000 and value.isprintable()
 
 
 def short(value: object, limit: int = 80) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.errors import OrchestratorError
+from orchestrator.files import open_plain
 from orchestrator.folder import Folder, Run, bulk
 from orchestrator.planning import Plan
 
@@ -94,9 +94,9 @@ def cover(paths: Sequence[Path], runs: Sequence[Run], plan: Plan) -> dict[int, F
 def copy_events(source: Path, target: Path) -> None:
     """Copy plain files only: an artifact from elsewhere must not make this process read through a link."""
     try:
-        if not source.exists() and not source.is_symlink():
-            return
-        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0))
+        fd = open_plain(source)
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise OrchestratorError("O211", f"{source} is no plain file: {error.strerror}") from None
     try:

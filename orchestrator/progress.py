@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import Counter
@@ -54,7 +55,8 @@ class Progress:
                 self.say("... more failures follow; they are listed at the end")
 
     def say(self, line: str) -> None:
-        print(line, file=self.stream, flush=True)
+        with contextlib.suppress(OSError):  # whoever read this may be gone; the run goes on
+            print(line, file=self.stream, flush=True)
 
     def draw(self, supervisor: Supervisor) -> None:
         now = time.monotonic()

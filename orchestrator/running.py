@@ -94,9 +94,14 @@ def describe(request: Request, manifest: Manifest, plan: Plan, lanes: Lanes) -> 
     )  # fmt: skip
 
 
-def reopen(folder: Folder) -> tuple[Run, Plan]:
-    """Load a run to continue it; the suite must be the one it began with."""
+def reopen(folder: Folder, tests: Path) -> tuple[Run, Plan]:
+    """Load a run to continue it. The caller names the suite, and it must be the one that the run began with."""
+    folder.reopen()
     run, plan = folder.load()
+    if run.tests != str(tests):
+        raise OrchestratorError("O209", f"{folder.path} ran {run.tests!r}, not {str(tests)!r}", "name it with --tests")
+    if run.fault != os.environ.get("ATTNMATRIX_FAULT", ""):
+        raise OrchestratorError("O209", f"{folder.path} ran with ATTNMATRIX_FAULT={run.fault!r}", "set the same")
     if run.merged:
         raise OrchestratorError("O209", f"{folder.path} is a merged run; continue the runners' own folders")
     manifest = load_manifest(Path(run.tests))

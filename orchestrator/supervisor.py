@@ -79,7 +79,11 @@ class Supervisor:
 
     def run(self) -> None:
         """Work until every job is done, given up, or somebody interrupts."""
-        self.journal = EventWriter(self.folder.journal)
+        try:
+            self.journal = EventWriter(self.folder.journal)
+        except RecordError as error:
+            self.error = OrchestratorError("O501", str(error))
+            return
         before = {sig: signal.signal(sig, self.interrupt) for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         self.crew = None
         try:

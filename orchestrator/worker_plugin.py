@@ -39,7 +39,7 @@ class WorkerPlugin:
         self.collect_errors: list[str] = []
         self.reports: list[pytest.TestReport] = []
         self.unfit = ""
-        self.memory = False
+        self.poisoned = self.memory = False
         self.code: int | None = None
         self.ending = False
 
@@ -130,7 +130,7 @@ class WorkerPlugin:
             message = f"{message} [worker replaced: {self.unfit}]"
         self.write(
             event="finish", **key, t=time.time(), seconds=round(time.monotonic() - began, 4), outcome=outcome,
-            message=clip(message, 4000), attnmatrix=facts, longrepr=clip(text, MAX_TEXT), poisoned=bool(self.unfit),
+            message=clip(message, 4000), attnmatrix=facts, longrepr=clip(text, MAX_TEXT), poisoned=self.poisoned,
         )  # fmt: skip
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -158,6 +158,7 @@ class WorkerPlugin:
             try:
                 cuda.synchronize()
             except Exception as error:
+                self.poisoned = True
                 self.unfit = f"poisoned device context: {str(error).splitlines()[0] if str(error) else type(error)}"
                 return error
         left = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()

@@ -118,9 +118,8 @@ def play(
             scenario.after(run, rng)
         while (code in CONTINUE or damaged or (code == 7 and hits >= 100)) and outcome.sessions < 8:
             damaged = False
-            again = ["--tests", str(suite), "--output", str(run)]
-            again = ["--resume", str(run)] if (run / "run.json").exists() else again
-            code = start(["run", *again, *options], env, log).wait(LIMIT)
+            way = "--resume" if (run / "run.json").exists() else "--output"
+            code = start(["run", "--tests", str(suite), way, str(run), *options], env, log).wait(LIMIT)
             outcome.sessions += 1
     condemned = "test_dense_bb.py" if scenario.prelude else ""
     outcome.wrong += audit(run, ids, folder / "marks", code, hits, condemned)

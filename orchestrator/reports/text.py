@@ -12,6 +12,7 @@ from orchestrator.verdict import Result, Verdict
 
 MAX_FAILURES = 60
 MAX_LINES = 12
+RUN = "python -m orchestrator run"
 
 
 def count_line(counts: Counter[str]) -> str:
@@ -23,7 +24,7 @@ def rerun(run: Run) -> str:
     """The command that runs single subtests under supervision; their ids follow it."""
     fault = f"ATTNMATRIX_FAULT={shlex.quote(run.fault)} " if run.fault else ""
     where = "" if run.tests == "generated_tests" else f" --tests {shlex.quote(run.tests)}"
-    return f"{fault}python -m orchestrator run{where}"
+    return f"{fault}{RUN}{where}"
 
 
 def reproduce(verdict: Verdict, result: Result) -> str:
