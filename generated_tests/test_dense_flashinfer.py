@@ -13,9 +13,9 @@ from kits import Case, Model, Speculation, Subtest, Tolerance, run
 ADAPTER = "kits.backends.flashinfer:FlashInferBackend"
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
 MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16")
-MODEL_KV2 = replace(MODEL, kv_heads=2)
-MODEL_KV1 = replace(MODEL, kv_heads=1)
-MODEL_Q10_KV2 = replace(MODEL, q_heads=10, kv_heads=2)
+MODEL_KV2_SOFTCAP_K_SCALE_V_SCALE = replace(MODEL, kv_heads=2, softcap=2.0, k_scale=0.37, v_scale=2.1)
+MODEL_KV1_K_SCALE_V_SCALE = replace(MODEL, kv_heads=1, k_scale=0.37, v_scale=2.1)
+MODEL_Q10_KV2_SOFTCAP = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -39,7 +39,7 @@ VERIFY_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(3, 3),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 VERIFY_EAGLE_TREE = Case(
     name="verify_eagle_tree",
@@ -81,7 +81,7 @@ ACCEPTED_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(1, 2),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1), accepted=(1, 2)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1), accepted=(1, 2)),
 )
 ACCEPTED_FROZEN_KV_MTP = Case(
     name="accepted_frozen_kv_mtp",
@@ -97,7 +97,7 @@ DRAFT_STEPS_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(1, 1),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 DRAFT_STEPS_EAGLE_TREE = Case(
     name="draft_steps_eagle_tree",
@@ -129,9 +129,9 @@ EAGER = [
     eager(id="dense.flashinfer.eager.p32_cross", model=MODEL, case=P32_CROSS),
     eager(id="dense.flashinfer.eager.decode3", model=MODEL, case=DECODE3),
     eager(id="dense.flashinfer.eager.decode1", model=MODEL, case=DECODE1),
-    eager(id="dense.flashinfer.eager.gqa_decode", model=MODEL_KV2, case=GQA_DECODE),
-    eager(id="dense.flashinfer.eager.mqa_half", model=MODEL_KV1, case=MQA_HALF),
-    eager(id="dense.flashinfer.eager.gqa_cross", model=MODEL_Q10_KV2, case=GQA_CROSS),
+    eager(id="dense.flashinfer.eager.gqa_decode", model=MODEL_KV2_SOFTCAP_K_SCALE_V_SCALE, case=GQA_DECODE),
+    eager(id="dense.flashinfer.eager.mqa_half", model=MODEL_KV1_K_SCALE_V_SCALE, case=MQA_HALF),
+    eager(id="dense.flashinfer.eager.gqa_cross", model=MODEL_Q10_KV2_SOFTCAP, case=GQA_CROSS),
 ]
 
 
@@ -196,8 +196,8 @@ split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERAN
 SPLIT_OP = [
     split_op(id="dense.flashinfer.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),
     split_op(id="dense.flashinfer.split_op.ragged3.bcg", model=MODEL, case=RAGGED3, runner="bcg"),
-    split_op(id="dense.flashinfer.split_op.gqa_cross.pcg", model=MODEL_Q10_KV2, case=GQA_CROSS, runner="pcg"),
-    split_op(id="dense.flashinfer.split_op.gqa_cross.bcg", model=MODEL_Q10_KV2, case=GQA_CROSS, runner="bcg"),
+    split_op(id="dense.flashinfer.split_op.gqa_cross.pcg", model=MODEL_Q10_KV2_SOFTCAP, case=GQA_CROSS, runner="pcg"),
+    split_op(id="dense.flashinfer.split_op.gqa_cross.bcg", model=MODEL_Q10_KV2_SOFTCAP, case=GQA_CROSS, runner="bcg"),
 ]
 
 

@@ -13,9 +13,9 @@ from kits import Case, Model, Subtest, Tolerance, run
 ADAPTER = "kits.backends.flex_attention:FlexAttentionBackend"
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
 MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16")
-MODEL_KV2 = replace(MODEL, kv_heads=2)
+MODEL_KV2_SOFTCAP = replace(MODEL, kv_heads=2, softcap=2.0)
 MODEL_KV1 = replace(MODEL, kv_heads=1)
-MODEL_Q10_KV2 = replace(MODEL, q_heads=10, kv_heads=2)
+MODEL_Q10_KV2_SOFTCAP = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -46,9 +46,9 @@ EAGER = [
     eager(id="dense.flex_attention.eager.p32_cross", model=MODEL, case=P32_CROSS),
     eager(id="dense.flex_attention.eager.decode3", model=MODEL, case=DECODE3),
     eager(id="dense.flex_attention.eager.decode1", model=MODEL, case=DECODE1),
-    eager(id="dense.flex_attention.eager.gqa_decode", model=MODEL_KV2, case=GQA_DECODE),
+    eager(id="dense.flex_attention.eager.gqa_decode", model=MODEL_KV2_SOFTCAP, case=GQA_DECODE),
     eager(id="dense.flex_attention.eager.mqa_half", model=MODEL_KV1, case=MQA_HALF),
-    eager(id="dense.flex_attention.eager.gqa_cross", model=MODEL_Q10_KV2, case=GQA_CROSS),
+    eager(id="dense.flex_attention.eager.gqa_cross", model=MODEL_Q10_KV2_SOFTCAP, case=GQA_CROSS),
 ]
 
 
@@ -78,8 +78,12 @@ split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERAN
 SPLIT_OP = [
     split_op(id="dense.flex_attention.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),
     split_op(id="dense.flex_attention.split_op.ragged3.bcg", model=MODEL, case=RAGGED3, runner="bcg"),
-    split_op(id="dense.flex_attention.split_op.gqa_cross.pcg", model=MODEL_Q10_KV2, case=GQA_CROSS, runner="pcg"),
-    split_op(id="dense.flex_attention.split_op.gqa_cross.bcg", model=MODEL_Q10_KV2, case=GQA_CROSS, runner="bcg"),
+    split_op(
+        id="dense.flex_attention.split_op.gqa_cross.pcg", model=MODEL_Q10_KV2_SOFTCAP, case=GQA_CROSS, runner="pcg"
+    ),
+    split_op(
+        id="dense.flex_attention.split_op.gqa_cross.bcg", model=MODEL_Q10_KV2_SOFTCAP, case=GQA_CROSS, runner="bcg"
+    ),
 ]
 
 

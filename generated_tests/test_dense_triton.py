@@ -13,9 +13,9 @@ from kits import Case, Model, Speculation, Subtest, Tolerance, run
 ADAPTER = "kits.backends.triton:TritonBackend"
 TOLERANCE = Tolerance(atol=0.004, rtol=0.004)
 MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="float16")
-MODEL_KV2 = replace(MODEL, kv_heads=2)
-MODEL_KV1 = replace(MODEL, kv_heads=1)
-MODEL_Q10_KV2 = replace(MODEL, q_heads=10, kv_heads=2)
+MODEL_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, kv_heads=2, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1)
+MODEL_KV1_SINKS_K_SCALE_V_SCALE = replace(MODEL, kv_heads=1, sinks=True, k_scale=0.37, v_scale=2.1)
+MODEL_Q10_KV2_SOFTCAP = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0)
 MODEL_HIDDEN256 = replace(MODEL, hidden=256)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
@@ -40,7 +40,7 @@ VERIFY_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(3, 3),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 VERIFY_EAGLE_TREE = Case(
     name="verify_eagle_tree",
@@ -82,7 +82,7 @@ ACCEPTED_V2_EAGLE_CHAIN = Case(
     prefix_lens=(4, 7),
     extend_lens=(3, 3),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 DRAFT_STEPS_EAGLE_CHAIN = Case(
     name="draft_steps_eagle_chain",
@@ -90,13 +90,21 @@ DRAFT_STEPS_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(1, 1),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 DRAFT_STEPS_EAGLE_TREE = Case(
     name="draft_steps_eagle_tree",
     mode="DECODE",
     prefix_lens=(14, 7),
     extend_lens=(1, 1),
+    page_size=16,
+    speculation=Speculation(kind="eagle", draft_tokens=3, topk=2, steps=3, parents=(-1, 0, 0)),
+)
+ACCEPTED_V2_EAGLE_TREE = Case(
+    name="accepted_v2_eagle_tree",
+    mode="DRAFT_EXTEND_V2",
+    prefix_lens=(4, 7),
+    extend_lens=(3, 3),
     page_size=16,
     speculation=Speculation(kind="eagle", draft_tokens=3, topk=2, steps=3, parents=(-1, 0, 0)),
 )
@@ -122,9 +130,9 @@ EAGER = [
     eager(id="dense.triton.eager.p32_cross", model=MODEL, case=P32_CROSS),
     eager(id="dense.triton.eager.decode3", model=MODEL, case=DECODE3),
     eager(id="dense.triton.eager.decode1", model=MODEL, case=DECODE1),
-    eager(id="dense.triton.eager.gqa_decode", model=MODEL_KV2, case=GQA_DECODE),
-    eager(id="dense.triton.eager.mqa_half", model=MODEL_KV1, case=MQA_HALF),
-    eager(id="dense.triton.eager.gqa_cross", model=MODEL_Q10_KV2, case=GQA_CROSS),
+    eager(id="dense.triton.eager.gqa_decode", model=MODEL_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=GQA_DECODE),
+    eager(id="dense.triton.eager.mqa_half", model=MODEL_KV1_SINKS_K_SCALE_V_SCALE, case=MQA_HALF),
+    eager(id="dense.triton.eager.gqa_cross", model=MODEL_Q10_KV2_SOFTCAP, case=GQA_CROSS),
 ]
 
 
@@ -187,8 +195,8 @@ split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERAN
 SPLIT_OP = [
     split_op(id="dense.triton.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),
     split_op(id="dense.triton.split_op.ragged3.bcg", model=MODEL, case=RAGGED3, runner="bcg"),
-    split_op(id="dense.triton.split_op.gqa_cross.pcg", model=MODEL_Q10_KV2, case=GQA_CROSS, runner="pcg"),
-    split_op(id="dense.triton.split_op.gqa_cross.bcg", model=MODEL_Q10_KV2, case=GQA_CROSS, runner="bcg"),
+    split_op(id="dense.triton.split_op.gqa_cross.pcg", model=MODEL_Q10_KV2_SOFTCAP, case=GQA_CROSS, runner="pcg"),
+    split_op(id="dense.triton.split_op.gqa_cross.bcg", model=MODEL_Q10_KV2_SOFTCAP, case=GQA_CROSS, runner="bcg"),
 ]
 
 
@@ -429,7 +437,7 @@ eagle_draft_extend_cg = partial(
 )
 
 EAGLE_DRAFT_EXTEND_CG = [
-    eagle_draft_extend_cg(id="dense.triton.eagle_draft_extend_cg.eagle_chain", case=ACCEPTED_V2_EAGLE_CHAIN),
+    eagle_draft_extend_cg(id="dense.triton.eagle_draft_extend_cg.eagle_tree", case=ACCEPTED_V2_EAGLE_TREE),
 ]
 
 

@@ -13,7 +13,7 @@ from kits import Case, Model, Speculation, Subtest, Tolerance, run
 ADAPTER = "kits.backends.block_tables:TRTLLMBackend"
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
 MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16")
-MODEL_KV2 = replace(MODEL, kv_heads=2)
+MODEL_KV2_SINKS = replace(MODEL, kv_heads=2, sinks=True)
 
 DECODE3 = Case(name="decode3", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
 DECODE1 = Case(name="decode1", mode="DECODE", prefix_lens=(7,), extend_lens=(1,), page_size=16)
@@ -27,7 +27,7 @@ DRAFT_STEPS_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(1, 1),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 
 eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE)
@@ -35,7 +35,7 @@ eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tole
 EAGER = [
     eager(id="dense.trtllm_mha.eager.decode3", model=MODEL, case=DECODE3),
     eager(id="dense.trtllm_mha.eager.decode1", model=MODEL, case=DECODE1),
-    eager(id="dense.trtllm_mha.eager.gqa_decode", model=MODEL_KV2, case=GQA_DECODE),
+    eager(id="dense.trtllm_mha.eager.gqa_decode", model=MODEL_KV2_SINKS, case=GQA_DECODE),
     eager(id="dense.trtllm_mha.eager.decode_p32", model=MODEL, case=DECODE_P32),
 ]
 

@@ -29,7 +29,7 @@ VERIFY_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(3, 3),
     page_size=64,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 DRAFT_STEPS_EAGLE_CHAIN = Case(
     name="draft_steps_eagle_chain",
@@ -37,7 +37,7 @@ DRAFT_STEPS_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(1, 1),
     page_size=64,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 
 eager = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE)

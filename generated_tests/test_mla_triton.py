@@ -38,7 +38,7 @@ VERIFY_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(3, 3),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 ACCEPTED_V2_EAGLE_CHAIN = Case(
     name="accepted_v2_eagle_chain",
@@ -46,7 +46,7 @@ ACCEPTED_V2_EAGLE_CHAIN = Case(
     prefix_lens=(4, 7),
     extend_lens=(3, 3),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 DRAFT_STEPS_EAGLE_CHAIN = Case(
     name="draft_steps_eagle_chain",
@@ -54,7 +54,15 @@ DRAFT_STEPS_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(1, 1),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
+)
+ACCEPTED_V2_EAGLE_TREE = Case(
+    name="accepted_v2_eagle_tree",
+    mode="DRAFT_EXTEND_V2",
+    prefix_lens=(4, 7),
+    extend_lens=(3, 3),
+    page_size=16,
+    speculation=Speculation(kind="eagle", draft_tokens=3, topk=2, steps=3, parents=(-1, 0, 0)),
 )
 
 eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE, requires=("triton",))
@@ -302,7 +310,7 @@ eagle_draft_extend_cg = partial(
 )
 
 EAGLE_DRAFT_EXTEND_CG = [
-    eagle_draft_extend_cg(id="mla.triton.eagle_draft_extend_cg.eagle_chain", case=ACCEPTED_V2_EAGLE_CHAIN),
+    eagle_draft_extend_cg(id="mla.triton.eagle_draft_extend_cg.eagle_tree", case=ACCEPTED_V2_EAGLE_TREE),
 ]
 
 

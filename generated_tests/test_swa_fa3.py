@@ -23,7 +23,7 @@ MODEL = Model(
     layers=("window", "full"),
     window=8,
 )
-MODEL_Q10 = replace(MODEL, q_heads=10)
+MODEL_Q10_SOFTCAP = replace(MODEL, q_heads=10, softcap=2.0)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -115,8 +115,8 @@ split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERAN
 SPLIT_OP = [
     split_op(id="swa.fa3.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),
     split_op(id="swa.fa3.split_op.ragged3.bcg", model=MODEL, case=RAGGED3, runner="bcg"),
-    split_op(id="swa.fa3.split_op.gqa_cross.pcg", model=MODEL_Q10, case=GQA_CROSS, runner="pcg"),
-    split_op(id="swa.fa3.split_op.gqa_cross.bcg", model=MODEL_Q10, case=GQA_CROSS, runner="bcg"),
+    split_op(id="swa.fa3.split_op.gqa_cross.pcg", model=MODEL_Q10_SOFTCAP, case=GQA_CROSS, runner="pcg"),
+    split_op(id="swa.fa3.split_op.gqa_cross.bcg", model=MODEL_Q10_SOFTCAP, case=GQA_CROSS, runner="bcg"),
 ]
 
 

@@ -23,7 +23,7 @@ MODEL = Model(
     layers=("window", "full"),
     window=8,
 )
-MODEL_Q10 = replace(MODEL, q_heads=10)
+MODEL_Q10_SOFTCAP = replace(MODEL, q_heads=10, softcap=2.0)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -45,7 +45,7 @@ VERIFY_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(3, 3),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=3, parents=(-1, 0, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 VERIFY_EAGLE_TREE = Case(
     name="verify_eagle_tree",
@@ -133,8 +133,8 @@ split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERAN
 SPLIT_OP = [
     split_op(id="swa.triton.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),
     split_op(id="swa.triton.split_op.ragged3.bcg", model=MODEL, case=RAGGED3, runner="bcg"),
-    split_op(id="swa.triton.split_op.gqa_cross.pcg", model=MODEL_Q10, case=GQA_CROSS, runner="pcg"),
-    split_op(id="swa.triton.split_op.gqa_cross.bcg", model=MODEL_Q10, case=GQA_CROSS, runner="bcg"),
+    split_op(id="swa.triton.split_op.gqa_cross.pcg", model=MODEL_Q10_SOFTCAP, case=GQA_CROSS, runner="pcg"),
+    split_op(id="swa.triton.split_op.gqa_cross.bcg", model=MODEL_Q10_SOFTCAP, case=GQA_CROSS, runner="bcg"),
 ]
 
 

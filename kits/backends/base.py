@@ -49,7 +49,8 @@ class Capabilities:
     reads_tail: str | None = None
     """Why the kernel loads the unwritten tail of a row's last page (with a reference); None where it does not."""
     fills_at_capture: frozenset[str] = frozenset()
-    """Metadata fields that hold final values only from the first replay on; not looked at before."""
+    """Forward modes in which ``prepare_capture`` plans on fill values instead of the batch's own; what warm-ups put out
+    is compared in all others."""
 
 
 @dataclass(frozen=True, eq=False)

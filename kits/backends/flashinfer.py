@@ -158,6 +158,7 @@ class FlashInferBackend(Backend):
         window=True,
         softcap=True,
         kv_scales=True,
+        fills_at_capture=frozenset({"DRAFT_EXTEND"}),
     )
 
     def open(

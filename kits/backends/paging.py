@@ -10,14 +10,6 @@ from kits.batches import Batch
 from kits.pools import KVGroup
 
 
-def scratch(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A persistent buffer full of garbage, as freshly allocated device memory is: never count on zeros."""
-    garbage: float = float("nan")
-    if not dtype.is_floating_point:
-        garbage = 0x2AAAAAAA if dtype in (torch.int32, torch.int64) else 1
-    return torch.full(shape, garbage, dtype=dtype, device=device)
-
-
 def indptr(lens: torch.Tensor) -> torch.Tensor:
     """int32 ``(B + 1,)``: 0, then the running sum of ``lens``."""
     ends = torch.cumsum(lens, dim=0, dtype=torch.int32)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from kits.backends.base import Backend, Geometry
-from kits.backends.paging import is_draft_decode, scratch
+from kits.backends.paging import is_draft_decode
 from kits.batches import Batch
+from kits.scratch import scratch
 
 INT32 = torch.int32
 

@@ -16,6 +16,7 @@ from kits.runners.cuda_graph import run_cuda_graph
 from kits.runners.eager import run_eager
 from kits.runners.multi_step import run_multi_step
 from kits.runners.split_op import run_bcg, run_pcg
+from kits.scratch import forget_buffers
 from kits.subtest import Subtest
 
 RUNNERS: dict[str, Callable[[SubtestRun], None]] = {
@@ -45,6 +46,7 @@ def run(subtest: Subtest) -> None:
     backend = backends.load(subtest.adapter)
     notes.backend_class = f"{type(backend).__module__}.{type(backend).__qualname__}"
     device = chosen_device()
+    forget_buffers()
     with provenance.track() as ran, device_session(device), torch.inference_mode(False), torch.no_grad():
         try:
             RUNNERS[subtest.runner](SubtestRun(subtest, backend, device, notes))

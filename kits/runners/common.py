@@ -14,6 +14,7 @@ from kits.errors import KitError, KVIntegrityError, MismatchError
 from kits.invariants import check_metadata
 from kits.layers import Layer
 from kits.record import Record
+from kits.scratch import spoiled
 from kits.subtest import Speculation, Subtest
 from kits.world import Request, World
 
@@ -162,6 +163,8 @@ class SubtestRun:
                     )
             if not torch.equal(group.req_to_token, before[name]["req_to_token"]):
                 raise KVIntegrityError(f"{what}: req_to_token of KV group {name} was written to")
+        for buffer in spoiled():
+            raise KVIntegrityError(f"{what}: something wrote past the end of the {buffer}")
         if writes:
             self._check_own_writes(requests, what)
 

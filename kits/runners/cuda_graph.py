@@ -110,8 +110,10 @@ class GraphSubtest:
         with suite.notes.phase("capture"):
             for size, lens in self.plan.captures:
                 requests = suite.world.add_requests(lens)
-                self.runner.capture(size, requests)
+                warmed = self.runner.capture(size, requests)
                 suite.notes.captures += self.runner.captured[size].graph.captures
+                if suite.mode not in suite.backend.capabilities.fills_at_capture:
+                    suite.compare(f"warm-up of {size}", warmed, requests, suite.mode, self.speculation)
                 suite.world.free(requests)
 
     def _replay(self, step: Step, requests: Sequence[Request]) -> list[torch.Tensor]:
@@ -133,19 +135,25 @@ class GraphSubtest:
             captured.guard.check()
             before = suite.snapshot()
         with suite.notes.phase("replay"):
-            outputs = self.runner.run(captured, sum(request.extend_len for request in requests))
+            outputs = self.runner.run(captured, requests)
         with suite.notes.phase("integrity"):
             padded = self.pad_requests[: size - len(requests)]
             suite.check_kv_integrity(before, requests, padded=padded, writes=self.writes_kv, what=what)
         return outputs
 
     def _interlude(self) -> None:
-        """An eager batch of other requests on the same instance, between two replays."""
+        """A batch of other requests on the same instance between two replays: as many new tokens a row as a captured
+        one, but of another mode, so that only a runner that looks at shapes alone would replay it."""
         suite = self.suite
         mode = "EXTEND" if "EXTEND" in suite.backend.capabilities.forward_modes else "DECODE"
-        requests = suite.world.add_requests([(3, 2), (0, 4)] if mode == "EXTEND" else [(3, 1), (6, 1)])
-        with suite.notes.phase("eager"):
-            outputs = suite.forward_eagerly(requests, mode, "total", None)
+        tokens = self.plan.tokens_per_row if mode == "EXTEND" else 1
+        rows = min(2, len(suite.case.prefix_lens))
+        requests = suite.world.add_requests([(3 * row if tokens > 1 else 3 + row, tokens) for row in range(rows)])
+        if self.runner.takes(mode, rows, rows * tokens) and mode != suite.mode:
+            outputs = self.runner.run(self.runner.prepare(min(self.runner.captured), requests), requests)
+        else:
+            with suite.notes.phase("eager"):
+                outputs = suite.forward_eagerly(requests, mode, "total", None)
         suite.compare(f"eager {mode} between replays", outputs, requests, mode, None)
         suite.world.free(requests)
 

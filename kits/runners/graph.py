@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from kits.backends.base import Backend
-from kits.backends.paging import scratch
 from kits.batches import Batch, Rows, SpecInfo, describe_rows
-from kits.graphs import PointerGuard, host_tensor, new_graph
+from kits.graphs import Graph, PointerGuard, host_tensor, new_graph
 from kits.padding import scratch_row
+from kits.scratch import scratch
 from kits.subtest import Speculation
 from kits.world import Request, World
 
@@ -20,7 +20,7 @@ from kits.world import Request, World
 class CapturedGraph:
     """One captured batch size."""
 
-    graph: object
+    graph: Graph
     batch: Batch
     guard: PointerGuard
 
@@ -71,21 +71,33 @@ class GraphRunner:
             self.buffers[f"v.{layer.index}"] = buffer(tokens, layer.kv_heads, layer.v_head_dim, dtype=dtype)
             self.buffers[f"out.{layer.index}"] = buffer(tokens, layer.q_heads, layer.v_head_dim, dtype=dtype)
         self.captured: dict[int, CapturedGraph] = {}
-        self.eager_fallbacks = 0
 
-    def capture(self, size: int, requests: Sequence[Request], *, warm_ups: int = 2) -> None:
-        """Warm up ``warm_ups`` times, then capture ``size`` rows on the data of ``requests``."""
+    def capture(self, size: int, requests: Sequence[Request], *, warm_ups: int = 2) -> list[torch.Tensor]:
+        """Warm up ``warm_ups`` times, then capture ``size`` rows on the data of ``requests``.
+
+        Returns what the last warm-up put out, per layer.
+        """
         batch = self.static_batch(size)
         self.load(batch, requests)
         self.backend.prepare_capture(batch)
         for _ in range(warm_ups):
             self.forward(batch)
+        outputs = self._outputs(requests)
         graph = new_graph(self.world.device)
         self.backend.prepare_capture(batch)
         with graph.capture():
             self.forward(batch)
         guard = PointerGuard(graph, {"backend": self.backend, "buffers": self.buffers, "batch": batch})
         self.captured[size] = CapturedGraph(graph, batch, guard)
+        return outputs
+
+    def takes(self, mode: str, rows: int, tokens: int) -> bool:
+        """Whether a batch belongs into one of the graphs: by its mode, never by its shape alone."""
+        return mode == self.mode and any(rows <= size and tokens <= size * self.tokens_per_row for size in self.captured)
+
+    def _outputs(self, requests: Sequence[Request]) -> list[torch.Tensor]:
+        tokens = sum(request.extend_len for request in requests)
+        return [self.buffers[f"out.{layer.index}"][:tokens].clone() for layer in self.world.layers]
 
     def static_batch(self, size: int) -> Batch:
         tokens, buffers, decode = size * self.tokens_per_row, self.buffers, self.mode == "DECODE"
@@ -196,10 +208,10 @@ class GraphRunner:
         self.backend.prepare_replay(captured.batch)
         return captured
 
-    def run(self, captured: CapturedGraph, tokens: int) -> list[torch.Tensor]:
-        """Replay; per layer a copy of the first ``tokens`` rows of the output."""
+    def run(self, captured: CapturedGraph, requests: Sequence[Request]) -> list[torch.Tensor]:
+        """Replay; per layer a copy of the output of the live rows."""
         captured.graph.replay()
-        return [self.buffers[f"out.{layer.index}"][:tokens].clone() for layer in self.world.layers]
+        return self._outputs(requests)
 
 
 def _joined(first: Rows, second: Rows) -> Rows:

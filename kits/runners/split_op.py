@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from kits.backends.base import Backend
-from kits.backends.paging import scratch
 from kits.batches import Batch, describe_rows, eager_batch
 from kits.graphs import PointerGuard, new_graph
 from kits.layers import Layer
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
 from kits.runners.plan import ReplayPlan, Step
+from kits.scratch import scratch
 from kits.subtest import Case
 from kits.world import Request, World
 
@@ -132,8 +132,8 @@ class SplitRunner:
                     self.buffers[f"{role}.{name}.{layer.index}"] = buffer
         self.captured: dict[int, CapturedSplit] = {}
 
-    def capture(self, size: int, requests: Sequence[Request], *, warm_ups: int = 2) -> None:
-        """Warm up, then capture the pieces over ``size`` tokens."""
+    def capture(self, size: int, requests: Sequence[Request], *, warm_ups: int = 2) -> list[torch.Tensor]:
+        """Warm up, then capture the pieces over ``size`` tokens; returns what the last warm-up put out."""
         raw, static = self._load(size, requests)
         captured = CapturedSplit(self.graph_class(self.world.device), static, raw)
         self.captured[size] = captured
@@ -147,10 +147,16 @@ class SplitRunner:
                 piece()
                 call()
             pieces[-1]()
+        outputs = self._outputs(raw.num_tokens)
         captured.graph.record(pieces, attention)
         captured.guards = [
             PointerGuard(part, {"buffers": self.buffers}) for part in captured.graph.parts if not callable(part)
         ]
+        return outputs
+
+    def takes(self, mode: str, rows: int, tokens: int) -> bool:
+        """Batches between replays belong to nobody's pieces: the eager runner takes them."""
+        return False
 
     def _piece(self, layer: Layer, size: int, *, before: bool) -> Piece:
         """What the model does before a layer's attention: finish the previous layer, make this one's q, k and v."""
@@ -215,8 +221,11 @@ class SplitRunner:
         self.backend.prepare(captured.batch)
         return captured
 
-    def run(self, captured: CapturedSplit, tokens: int) -> list[torch.Tensor]:
+    def run(self, captured: CapturedSplit, requests: Sequence[Request]) -> list[torch.Tensor]:
         captured.graph.replay()
+        return self._outputs(captured.batch.num_tokens)
+
+    def _outputs(self, tokens: int) -> list[torch.Tensor]:
         return [self._at("given", "out", layer, tokens).clone() for layer in self.world.layers]
 
 

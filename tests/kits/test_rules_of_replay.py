@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
+import torch
 
 import kits
 from kits import errors
+from kits.runners.graph import CapturedGraph, GraphRunner
+from kits.world import Request
 from tests.kits.subtests import make
 
 
@@ -57,11 +62,9 @@ def test_the_unbroken_backend_passes() -> None:
 
 def test_silent_eager_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner that does not find its graph and runs the batch eagerly gives right answers, and is refused."""
-    from kits.runners.graph import GraphRunner
-
-    def run_eagerly(self: GraphRunner, captured: object, tokens: int) -> object:
-        self.forward(captured.batch)  # type: ignore[attr-defined]
-        return [self.buffers[f"out.{layer.index}"][:tokens].clone() for layer in self.world.layers]
+    def run_eagerly(self: GraphRunner, captured: CapturedGraph, requests: Sequence[Request]) -> list[torch.Tensor]:
+        self.forward(captured.batch)
+        return self._outputs(requests)
 
     monkeypatch.setattr(GraphRunner, "run", run_eagerly)
     with pytest.raises(errors.NothingReplayedError, match="ran eagerly"):
