@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from kits.errors import ReplayError
+from kits.graphs import host, launches
 from kits.graphs.refusals import refuse
 from kits.graphs.schemas import OpInfo
 from kits.graphs.storages import StorageRef, Use, Uses
@@ -98,7 +99,15 @@ def capturing(graph: Graph) -> Iterator[None]:
     try:
         yield
     finally:
-        _active.pop()
+        if graph in _active:
+            _active.remove(graph)
+
+
+def abandon_captures() -> None:
+    """Forget captures whose ``with`` block was never left."""
+    _active.clear()
+    launches.allow()
+    host.unwatch()
 
 
 def tensor_arguments(info: OpInfo, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from kits.graphs import host
 from kits.graphs.base import tensor_arguments
@@ -21,6 +21,10 @@ class DeferringMode(TorchDispatchMode):
     """Ops on metadata run at once, and so do ops on host tensors alone. All others go to ``_defer``."""
 
     supports_higher_order_operators = True  # to refuse them by name
+
+    def __exit__(self, *error: Any) -> None:
+        if any(mode is self for mode in _get_current_dispatch_mode_stack()):  # a session may have removed it
+            super().__exit__(*error)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -48,7 +52,12 @@ class DeferringMode(TorchDispatchMode):
         if info.kind == "constant":
             return self._constant(info, info.op(*args, **kwargs))
         hosts = host.hosts_among(tensors)
-        if len(hosts) == len(tensors) and (info.aten if tensors else host.making_host_tensor()):
+        all_host = len(hosts) == len(tensors)
+        if host.making_host_tensor():
+            at_once = all_host or not info.host_result
+        else:
+            at_once = all_host and bool(hosts) and info.aten
+        if at_once:
             return host.mark_all_host(info.op(*args, **kwargs))
         return self._defer(info, args, kwargs, tensors, hosts)
 

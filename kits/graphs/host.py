@@ -80,6 +80,12 @@ def watched(watch: Callable[[Any, tuple, dict[str, Any]], None]) -> Iterator[Non
         _watch = outer
 
 
+def unwatch() -> None:
+    """Forget a watch whose ``with`` block was never left."""
+    global _watch
+    _watch = None
+
+
 def is_host(tensor: torch.Tensor) -> bool:
     """Whether the host owns ``tensor``."""
     if tensor.device.type != "cpu":
@@ -237,7 +243,8 @@ def _cpu(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     if tensor.device.type != "cpu" or _register.find(tensor) is not None:
         return func(*args, **kwargs)
-    return mark_host(tensor.clone())
+    with host_made():
+        return mark_host(tensor.clone())
 
 
 def _to(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -248,8 +255,9 @@ def _to(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         return mark_all_host(out) if from_host else out
     if host:
-        out = func(*args, **kwargs)
-        return mark_host(out if out.data_ptr() != tensor.data_ptr() else out.clone())
+        with host_made():
+            out = func(*args, **kwargs)
+            return mark_host(out.clone() if out.untyped_storage()._cdata == tensor.untyped_storage()._cdata else out)
     # An upload: memory of the device, then a copy into it, which a capture judges by itself.
     like = torch.empty_like(tensor)
     dtype = next((a for a in (*args[1:], kwargs.get("dtype")) if isinstance(a, torch.dtype)), tensor.dtype)

@@ -19,27 +19,31 @@ from typing import Any
 from kits.graphs.refusals import refuse
 
 _KERNELS = {"triton.runtime.jit": "JITFunction", "triton.runtime.interpreter": "InterpretedFunction"}
-_refusing = 0
+_refusing: set[object] = set()
 _inside_op = 0
 
 
 @contextmanager
 def refused() -> Iterator[None]:
     """Refuse raw launches in the ``with`` block."""
-    global _refusing
     for name in _KERNELS:
         if name in sys.modules:
             _wrap(sys.modules[name])
     finder = _Finder()
     if any(name not in sys.modules for name in _KERNELS):
         sys.meta_path.insert(0, finder)
-    _refusing += 1
+    _refusing.add(finder)
     try:
         yield
     finally:
-        _refusing -= 1
+        _refusing.discard(finder)
         if finder in sys.meta_path:
             sys.meta_path.remove(finder)
+
+
+def allow() -> None:
+    """Allow launches again, whatever ``with`` block is still open."""
+    _refusing.clear()
 
 
 @contextmanager

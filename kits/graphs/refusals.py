@@ -80,7 +80,8 @@ def _from_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> CaptureError
     """``torch.tensor`` and its like. A scalar that stays on the host is allowed, as on CUDA: it is a host value."""
     values = args[-1] if args else kwargs.get("data")
     if isinstance(values, torch.Tensor):
-        return None
+        read = _on_device(values) and func is not torch.Tensor.new_tensor and targets_host(args[1:], kwargs)
+        return refuse("host_read", f"{func.__name__}() of a device tensor") if read else None
     scalar = isinstance(values, (bool, int, float, complex))
     stays = targets_host(args[1:], kwargs) is not False and func is not torch.Tensor.new_tensor
     return None if scalar and stays else refuse("host_list", f"{func.__name__}()")

@@ -12,7 +12,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_m
 from torch.utils import _python_dispatch
 
 from kits.errors import ModeLeakError
-from kits.graphs import host, streams
+from kits.graphs import base, host, streams
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def device_session(device: torch.device) -> Iterator[None]:
     what leaked is removed. If the subtest fails by itself, its own error stays and the leak is noted on it.
     """
     global _device
-    before, outer = _State.now(), _device
+    before, outer, owner = _State.now(), _device, not base.is_capturing()
     _device = device
     was = host.split_by_device(device.type != "cpu")
     if device.type == "cpu" and not host.split_active():
@@ -115,3 +115,5 @@ def device_session(device: torch.device) -> Iterator[None]:
         before.restore()
         host.split_by_device(was)
         streams.forget()
+        if owner:
+            base.abandon_captures()

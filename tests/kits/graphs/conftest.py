@@ -29,8 +29,8 @@ def _settled() -> None:
 
 @pytest.fixture(autouse=True)
 def _session(request: pytest.FixtureRequest, device: torch.device) -> Iterator[None]:
-    """A session and no autograd around each test, but for those marked to open their own."""
-    if request.node.get_closest_marker("usefixtures") and "own_session" in request.fixturenames:
+    """A session and no autograd around each test, but for those that open their own."""
+    if "own_session" in request.fixturenames:
         yield
         return
     with device_session(device), torch.no_grad():
