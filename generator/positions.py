@@ -84,6 +84,7 @@ class Positions:
         elif node.type == "array":
             for index, child in enumerate(children):
                 self._values[(*path, index)] = self._point(child)
+                self._mark((*path, index), child)
                 self._value(child, (*path, index))
 
     def _mark(self, path: Loc, node: Node) -> None:

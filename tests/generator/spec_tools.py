@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import io
 import re
 import shutil
-import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+from generator.cli import main
 from generator.matrix import Project
 from generator.outputs import build, write
 from generator.problems import SpecError, render
@@ -17,6 +19,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SMALL = HERE / "small.toml"
 TODAY = datetime.date(2026, 12, 1)
+ONE_LINE = (
+    '    { name = "page_edge", mode = "EXTEND", prefix_lens = [16], extend_lens = [16], page_size = 16, '
+    'sets = ["common"] },\n'
+)
+"""A line that adds a case to the small spec; it goes right behind ``case = [``."""
 
 
 def project_at(path: Path) -> Project:
@@ -24,6 +31,12 @@ def project_at(path: Path) -> Project:
     project = Project.open(path, TODAY)
     project.check_all(None)
     return project
+
+
+def with_one_line(spec: str) -> str:
+    """A spec with one more line."""
+    assert "case = [\n" in spec
+    return spec.replace("case = [\n", f"case = [\n{ONE_LINE}", 1)
 
 
 def errors_of(path: Path) -> str:
@@ -51,14 +64,18 @@ def repository(folder: Path, spec: str) -> Path:
     return path
 
 
-def generator(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line in ``cwd``."""
-    return subprocess.run(
-        [sys.executable, "-m", "generator", *map(str, args)],
-        cwd=cwd,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@dataclass(frozen=True)
+class Run:
+    """What a call of the command line left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def generator(*args: object, cwd: Path) -> Run:
+    """The command line in ``cwd``, in this process: starting one costs more than what most commands do."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(arg) for arg in args])
+    return Run(code, out.getvalue(), err.getvalue())
