@@ -62,7 +62,7 @@ def attention_kernel(
         head = m if BLOCK_M == GROUP else m % GROUP
     else:
         kv_head = pair % KV_HEADS
-        head = kv_head if GROUP == 1 else kv_head * GROUP + m % GROUP
+        head = kv_head if GROUP == 1 and (EXTEND or BLOCK_M == 1) else kv_head * GROUP + m % GROUP
 
     kv_pointers = kv_indptr + row
     kv_start = tl.load(kv_pointers, mask=live, other=0).to(tl.int64)

@@ -191,6 +191,8 @@ def _launch(
     k_scale: float,
     v_scale: float,
 ) -> None:
+    if INTERPRETED and torch.bfloat16 in (q.dtype, k_buffer.dtype):
+        raise TypeError("Triton's interpreter computes bfloat16 wrongly: use float16 or float32 on a CPU")
     provenance.note(provenance.INTERPRETED if INTERPRETED else provenance.NATIVE)
     dim, v_dim = k_buffer.shape[-1], v_buffer.shape[-1]
     kv_heads = k_buffer.shape[1]

@@ -342,3 +342,9 @@ def test_operators_write_nothing_but_their_result():
         (*arguments, 0.1, 0.0, -1, None, 1.0, 1.0),
         test_utils=("test_schema", "test_faketensor"),
     )
+
+
+def test_bfloat16_is_refused_where_the_interpreter_would_get_it_wrong():
+    problem = Problem([9, 5], [1, 1], (4, 4), (64, 64), seed=16, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match="bfloat16"):
+        problem.decode()
