@@ -104,17 +104,11 @@ class UnknownFaultError(KitError):
 _MISSING = object()
 
 
-class Plant:
-    """One fault in place: it replaces attributes, puts them back, and counts how often the changed code mattered.
+class Changes:
+    """Attributes of the kit that are replaced for a while."""
 
-    ``ran``: how often the changed code ran; ``changed``: how often it changed a value. A fault that changed nothing in
-    a subtest was not exercised by it.
-    """
-
-    def __init__(self, planted_fault: Fault) -> None:
-        self.fault = planted_fault
-        self.ran = 0
-        self.changed = 0
+    def __init__(self, name: str) -> None:
+        self.name = name
         self._undo: list[tuple[Any, str, Any]] = []
 
     def replace(self, owner: Any, attribute: str, make: Callable[[Any], Any]) -> None:
@@ -123,7 +117,7 @@ class Plant:
         The original of a class is what lies in the class: a plain function, a property or a staticmethod object.
         """
         if not hasattr(owner, attribute):
-            raise AttributeError(f"{self.fault.id}: {owner!r} has no {attribute!r} to replace; the kit has changed")
+            raise AttributeError(f"{self.name}: {owner!r} has no {attribute!r} to replace; the kit has changed")
         own = vars(owner).get(attribute, _MISSING)
         original = own
         if own is _MISSING:
@@ -141,6 +135,29 @@ class Plant:
             if vars(module).get(name) is function:
                 self.replace(module, name, lambda _original: replacement)
 
+    def undo(self) -> None:
+        """Put everything back, last change first."""
+        while self._undo:
+            owner, attribute, own = self._undo.pop()
+            if own is _MISSING:
+                delattr(owner, attribute)
+            else:
+                setattr(owner, attribute, own)
+
+
+class Plant(Changes):
+    """One fault in place: it changes the kit, puts it back, and counts how often the change mattered.
+
+    ``ran``: how often the changed code ran; ``changed``: how often it changed a value. A fault that changed nothing in
+    a subtest was not exercised by it.
+    """
+
+    def __init__(self, planted_fault: Fault) -> None:
+        super().__init__(planted_fault.id)
+        self.fault = planted_fault
+        self.ran = 0
+        self.changed = 0
+
     def witness(self, changed: bool = True) -> None:
         """Called by the changed code: it ran, and ``changed`` says whether it changed a value."""
         self.ran += 1
@@ -152,9 +169,9 @@ class Plant:
         In recorded code the comparison is recorded too and made at each replay; on CUDA, where a replay cannot ask,
         recorded code counts as having changed a value.
         """
-        if right.shape != wrong.shape or right.dtype != wrong.dtype:
-            self.witness()
-        elif right.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        comparable = right.shape == wrong.shape and right.dtype == wrong.dtype
+        unasked = right.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if unasked or not comparable:
             self.witness()
         else:
             _compare(right, wrong)
@@ -163,15 +180,6 @@ class Plant:
     def reset(self) -> None:
         """Start to count anew, for the next subtest."""
         self.ran = self.changed = 0
-
-    def undo(self) -> None:
-        """Put everything back, last change first."""
-        while self._undo:
-            owner, attribute, own = self._undo.pop()
-            if own is _MISSING:
-                delattr(owner, attribute)
-            else:
-                setattr(owner, attribute, own)
 
 
 _registry: dict[str, Fault] = {}
