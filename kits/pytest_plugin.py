@@ -9,13 +9,13 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator
-from typing import Any
 
 import pytest
 
-from kits import known, record
-from kits.errors import CheckFailed, Unavailable
+from kits import record
+from kits.errors import Unavailable
 from kits.subtest import Subtest
+from kits.verdict import judge
 
 PROPERTY = "attnmatrix"
 CRASH_HINT = "known failure {id} crashes its process; run it with: nox -s gpu_matrix -- {subtest}"
@@ -47,61 +47,39 @@ def pytest_runtest_makereport(
     if subtest is None or (report.when != "call" and report.passed):
         return report
     error = call.excinfo.value if call.excinfo is not None else None
-    details = record.latest(subtest.id).as_dict()
-    details["outcome"] = report.outcome
-    details["failure"] = None
-    if isinstance(error, Unavailable):
-        details |= {"outcome": "unavailable", "unavailable_kind": error.kind}
+    notes = record.latest(subtest.id)
+    verdict = judge(subtest, error, notes)
+    if verdict.outcome == "unavailable":
+        assert isinstance(error, Unavailable)
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1] or 0, f"unavailable ({error.kind}): {error}")
-    elif isinstance(error, pytest.skip.Exception):
-        details["outcome"] = "skipped_known"
-    elif subtest.known_failure is not None and subtest.known_failure.action == "xfail" and known.applies(subtest):
-        _judge_known_failure(report, subtest, error, details)
-    if report.failed:
-        details["failure"] = _describe(error)
+    elif verdict.outcome == "known_failure":
+        assert subtest.known_failure is not None
+        report.outcome = "skipped"
+        report.wasxfail = f"reason: known failure {subtest.known_failure.id}: {subtest.known_failure.reason}"
+    elif verdict.outcome in ("failed", "unexpected_pass"):
+        if verdict.reason is not None:
+            report.longrepr = f"{report.longrepr}\n\n{verdict.reason}" if report.failed else verdict.reason
+        report.outcome = "failed"
+    details = notes.as_dict() | {"outcome": verdict.outcome, "failure": verdict.failure}
+    if isinstance(error, Unavailable):
+        details["unavailable_kind"] = error.kind
     if subtest.known_failure is not None:
         details["known_failure"] = subtest.known_failure.id
     report.user_properties.append((PROPERTY, details))
     return report
 
 
-def _judge_known_failure(
-    report: pytest.TestReport, subtest: Subtest, error: BaseException | None, details: dict[str, Any]
-) -> None:
-    """A known failure must fail, in its stated way: anything else is a failure of the entry."""
-    entry = subtest.known_failure
-    assert entry is not None
-    if error is None:
-        report.outcome = "failed"
-        details["outcome"] = "unexpected_pass"
-        report.longrepr = (
-            f"unexpected pass: {subtest.id} is declared as known failure {entry.id!r} but passes; "
-            "delete this entry from suite.toml (or narrow its match)"
-        )
+@pytest.fixture(scope="session", autouse=True)
+def _seeded_fault() -> Generator[None]:
+    """Plant what ``ATTNMATRIX_FAULT`` names, for the whole process."""
+    if not os.environ.get("ATTNMATRIX_FAULT"):
+        yield
         return
-    problem = known.differs_from_entry(entry, error)
-    if problem is None:
-        details["outcome"] = "known_failure"
-        details["failure"] = _describe(error)
-        report.outcome = "skipped"
-        report.wasxfail = f"reason: known failure {entry.id}: {entry.reason}"
-        return
-    details["outcome"] = "failed"
-    report.longrepr = f"{report.longrepr}\n\nnot the known failure {entry.id!r} it is declared as: {problem}"
+    from kits.faults import planted_from_environment
 
-
-def _describe(error: BaseException | None) -> dict[str, Any]:
-    if error is None:
-        return {"check": "unexpected_pass", "message": "passed, but is declared as a known failure"}
-    described: dict[str, Any] = {
-        "check": error.check if isinstance(error, CheckFailed) else type(error).__name__,
-        "message": str(error),
-    }
-    for name in ("rule", "row", "max_abs", "wrong", "margin"):
-        if hasattr(error, name):
-            described[name] = getattr(error, name)
-    return described
+    with planted_from_environment():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

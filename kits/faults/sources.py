@@ -4,8 +4,8 @@ A replacement by a wrapper or a subclass is better wherever one is possible.
 """
 
 from __future__ import annotations
-
 import __future__
+
 import inspect
 import itertools
 import linecache
@@ -40,7 +40,9 @@ def _compile(
     source = source[source.index("def ") :]  # without decorators
     for old, new in edits:
         if source.count(old) != 1:
-            raise KitError(f"{function.__qualname__} holds {old!r} {source.count(old)} times, not once: the kit changed")
+            raise KitError(
+                f"{function.__qualname__} holds {old!r} {source.count(old)} times, not once: the kit changed"
+            )
         source = source.replace(old, new)
     # Triton reads the source of a kernel again, and finds it by file name and line.
     filename = f"<{function.__qualname__} edited {next(_numbers)}>"
