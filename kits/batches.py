@@ -117,9 +117,7 @@ def verify_mask(requests: Sequence[Request], speculation: Speculation) -> torch.
     )
 
 
-def eager_batch(
-    pool: KVPool, rows: Rows, mode: str, speculation: Speculation | None, *, save_kv: bool = True
-) -> Batch:
+def eager_batch(pool: KVPool, rows: Rows, mode: str, speculation: Speculation | None, *, save_kv: bool = True) -> Batch:
     """A batch of exactly these rows, in tensors of its own."""
     device = pool.device
 

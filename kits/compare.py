@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,11 +40,8 @@ def difference(got: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, 
     used = torch.where(finite, distance / (tolerance.atol + tolerance.rtol * right.abs()), torch.inf)
     worst = int(used.argmax())
     at = tuple(int(index) for index in torch.unravel_index(torch.tensor(worst), used.shape))
-    row, end = 0, 0
-    for row, count in enumerate(row_lens):
-        end += count
-        if at[0] < end:
-            break
+    ends = list(itertools.accumulate(row_lens))
+    row = bisect.bisect_right(ends, at[0])
     return Difference(
         max_abs=float(distance.max()),
         margin=float(used.max()),

@@ -81,9 +81,7 @@ def _check_part(
     lens = next((fields[name] for name in LENGTHS if name in fields), None)
     for table, group_name in PAGE_TABLES:
         if table in fields and lens is not None and group_name in batch.pool.groups:
-            problems += _page_table(
-                fields[table], table, lens, size, batch.pool.groups[group_name], live, page_size
-            )
+            problems += _page_table(fields[table], table, lens, size, batch.pool.groups[group_name], live, page_size)
     return problems
 
 
@@ -101,9 +99,7 @@ def _offsets(fields: dict[str, torch.Tensor], size: int) -> list[str]:
         steps = values.diff()
         if bool((steps < 0).any()):
             row = int(steps.argmin())
-            problems.append(
-                f"{name} (B={size}): decreases by {-int(steps[row])} behind row {row}: {values.tolist()}"
-            )
+            problems.append(f"{name} (B={size}): decreases by {-int(steps[row])} behind row {row}: {values.tolist()}")
     return problems
 
 
@@ -123,7 +119,7 @@ def _host_mirrors(batch: Batch) -> list[str]:
     size, device = batch.batch_size, batch.seq_lens.cpu()
     if not torch.equal(batch.seq_lens_cpu.to(device.dtype), device):
         problems.append(
-            f"seq_lens_cpu (B={size}): {batch.seq_lens_cpu.tolist()} differs from seq_lens on the device {device.tolist()}"
+            f"seq_lens_cpu (B={size}): {batch.seq_lens_cpu.tolist()} differs from the device's {device.tolist()}"
         )
     if batch.seq_lens_sum != int(device.sum()):
         problems.append(f"seq_lens_sum (B={size}): {batch.seq_lens_sum}, but seq_lens sum to {int(device.sum())}")

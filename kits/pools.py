@@ -68,11 +68,10 @@ class KVGroup:
         return copies
 
     def changed_slots(self, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Slots of each buffer whose bits differ from ``before``; a slot of a guard zone is negative or past the end."""
+        """Slots of each buffer whose bits differ from ``before``; in a guard zone they are negative or past the end."""
         changed = {}
         for name, whole in self._guarded.items():
-            now, then = whole.view(torch.int16 if whole.element_size() == 2 else torch.int32), before[name]
-            differs = (now != then.view(now.dtype)).flatten(1).any(dim=1)
+            differs = (_as_words(whole) != _as_words(before[name])).any(dim=1)
             if bool(differs.any()):
                 changed[name] = differs.nonzero().flatten() - GUARD_SLOTS
         return changed
@@ -82,6 +81,11 @@ class KVGroup:
         for layer, buffer in self.k.items():
             buffer[slots] = value
             self.v[layer][slots] = value
+
+
+def _as_words(buffer: torch.Tensor) -> torch.Tensor:
+    """The raw bits of each slot as a row of int64, the fastest way to compare many."""
+    return buffer.flatten(1).view(torch.int64)
 
 
 class KVPool:

@@ -20,7 +20,7 @@ _buffers: list[tuple[StorageRef, torch.dtype, tuple[int, ...]]] = []
 
 
 def scratch(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A contiguous buffer of garbage between guard zones: NaN in floats, a huge id in integers, 1 in bytes and bools."""
+    """A contiguous buffer of garbage between guard zones: NaN in floats, a huge id in integers, 1 in bytes."""
     size = math.prod(shape)
     whole = torch.full((size + 2 * GUARD,), _garbage(dtype), dtype=dtype, device=device)
     _buffers.append((StorageRef.of(whole), dtype, shape))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kits.graphs import unobserved
 from kits.layers import DTYPES, Layer, build_layers
 from kits.layouts import assign_slots
 from kits.pools import TAIL_VALUE, KVPool
@@ -127,20 +128,19 @@ class World:
         """New requests of ``lens = [(prefix, extend), ...]``, laid out together, their history written to the pool."""
         slots, pages = {}, {}
         for name in self.pool.groups:
-            slots[name], pages[name] = assign_slots(
-                self.layout, lens, self._free_pages[name], self.page_size, self.rng
-            )
-        requests = [
-            self._new_request(
-                prefix,
-                extend,
-                {name: pages[name][row] for name in pages},
-                {name: slots[name][row] for name in slots},
-            )
-            for row, (prefix, extend) in enumerate(lens)
-        ]
-        for request in requests:
-            self._store_history(request)
+            slots[name], pages[name] = assign_slots(self.layout, lens, self._free_pages[name], self.page_size, self.rng)
+        with unobserved():
+            requests = [
+                self._new_request(
+                    prefix,
+                    extend,
+                    {name: pages[name][row] for name in pages},
+                    {name: slots[name][row] for name in slots},
+                )
+                for row, (prefix, extend) in enumerate(lens)
+            ]
+            for request in requests:
+                self._store_history(request)
         return requests
 
     def _new_request(
@@ -183,7 +183,10 @@ class World:
         for layer in self.layers:
             history = slice(0, request.prefix_len)
             self.pool.write(
-                layer, request.slots[layer.group][history], request.k[layer.index][history], request.v[layer.index][history]
+                layer,
+                request.slots[layer.group][history],
+                request.k[layer.index][history],
+                request.v[layer.index][history],
             )
 
     def _page_slots(self, request: Request, group: str) -> torch.Tensor:
@@ -194,9 +197,10 @@ class World:
     def forget_new_tokens(self, requests: Sequence[Request]) -> None:
         """Undo a forward: the new tokens' slots look unwritten again."""
         value = TAIL_VALUE if self.reads_tail else float("nan")
-        for request in requests:
-            for name, group in self.pool.groups.items():
-                group.poison(request.slots[name][request.prefix_len :], value)
+        with unobserved():
+            for request in requests:
+                for name, group in self.pool.groups.items():
+                    group.poison(request.slots[name][request.prefix_len :], value)
 
     def poison_history(self, request: Request) -> None:
         """Make a live request's cached keys and values NaN, as a neighbour that must not matter."""
@@ -205,9 +209,10 @@ class World:
 
     def free(self, requests: Sequence[Request]) -> None:
         """Give pages and rows back: the slots become NaN, the table row points outside the pool."""
-        for request in requests:
-            for name, group in self.pool.groups.items():
-                group.poison(self._page_slots(request, name))
-                group.req_to_token[request.index] = group.stray_slot
-                self._free_pages[name].extend(request.pages[name])
-            self._free_rows.append(request.index)
+        with unobserved():
+            for request in requests:
+                for name, group in self.pool.groups.items():
+                    group.poison(self._page_slots(request, name))
+                    group.req_to_token[request.index] = group.stray_slot
+                    self._free_pages[name].extend(request.pages[name])
+                self._free_rows.append(request.index)

@@ -120,5 +120,5 @@ class Backend(ABC):
     def metadata(self) -> dict[str, Any]:
         """The current metadata by their field names in the engines (``kv_indptr``, ``page_table``, ...)."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (most backends have nothing to release)
         """Release what ``open`` allocated."""

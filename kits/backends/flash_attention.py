@@ -74,7 +74,8 @@ class FA3Backend(PersistentBackend):
 
         Here every draft token is a row of its own: ``(T,)`` lengths over a ``(T, draft)`` page table.
         """
-        assert batch.spec_info is not None and batch.spec_info.custom_mask is not None
+        assert batch.spec_info is not None
+        assert batch.spec_info.custom_mask is not None
         draft, offset, rows = batch.spec_info.draft_tokens, 0, []
         for prefix in batch.seq_lens.tolist():
             size = draft * (prefix + draft)
@@ -128,7 +129,7 @@ class FA3Backend(PersistentBackend):
 
 
 class FA4Backend(FA3Backend):
-    """The CuTe kernels. On a CPU only the metadata differ from FA3's (page 128 where free): one emulation serves both."""
+    """The CuTe kernels. On a CPU one emulation serves both: only the metadata differ (page 128 where it is free)."""
 
     version = 4
     capabilities = Capabilities(

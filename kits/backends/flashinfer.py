@@ -164,9 +164,7 @@ class FlashInferBackend(Backend):
     def open(
         self, geometry: Geometry, *, max_rows: int, max_tokens: int, max_len: int, capture_sizes: Sequence[int]
     ) -> None:
-        super().open(
-            geometry, max_rows=max_rows, max_tokens=max_tokens, max_len=max_len, capture_sizes=capture_sizes
-        )
+        super().open(geometry, max_rows=max_rows, max_tokens=max_tokens, max_len=max_len, capture_sizes=capture_sizes)
         size = WORKSPACE_BYTES if self.device.type == "cuda" else 64
         self.workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
         family = LatentKernels if geometry.model.method == "mla" else PagedKernels

@@ -57,9 +57,7 @@ class PersistentBackend(Backend):
     def open(
         self, geometry: Geometry, *, max_rows: int, max_tokens: int, max_len: int, capture_sizes: Sequence[int]
     ) -> None:
-        super().open(
-            geometry, max_rows=max_rows, max_tokens=max_tokens, max_len=max_len, capture_sizes=capture_sizes
-        )
+        super().open(geometry, max_rows=max_rows, max_tokens=max_tokens, max_len=max_len, capture_sizes=capture_sizes)
         self.draft_steps = geometry.speculation.steps if geometry.speculation is not None else 0
         self.persistent = PersistentBuffers(self.device)
         self.allocate(self.persistent)

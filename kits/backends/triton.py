@@ -97,7 +97,8 @@ class TritonBackend(PersistentBackend):
 
         A window is applied here, by position: tree siblings share one, which the kernel cannot know.
         """
-        assert batch.spec_info is not None and batch.spec_info.custom_mask is not None
+        assert batch.spec_info is not None
+        assert batch.spec_info.custom_mask is not None
         draft, offset, masks = batch.spec_info.draft_tokens, 0, []
         for row, prefix in enumerate(batch.seq_lens.tolist()):
             size = draft * (prefix + draft)

@@ -11,6 +11,7 @@ from kits.backends.base import Backend, Geometry
 from kits.batches import describe_rows, eager_batch
 from kits.compare import difference, require_close
 from kits.errors import KitError, KVIntegrityError, MismatchError
+from kits.graphs import unobserved
 from kits.invariants import check_metadata
 from kits.layers import Layer
 from kits.record import Record
@@ -69,7 +70,7 @@ class SubtestRun:
             self.world = World(
                 self.subtest,
                 self.device,
-                max_len=max_len,
+                max_len=max(max_len, page_size),
                 pages=2 + (live_rows + 4) * -(-max_len // page_size),
                 requests=2 + live_rows + 4,
                 reads_tail=self.backend.capabilities.reads_tail is not None,
@@ -83,9 +84,7 @@ class SubtestRun:
                 dtype=self.world.dtype,
                 speculation=self.speculation,
             )
-            self.backend.open(
-                geometry, max_rows=max_rows, max_tokens=max_tokens, max_len=max_len, capture_sizes=sizes
-            )
+            self.backend.open(geometry, max_rows=max_rows, max_tokens=max_tokens, max_len=max_len, capture_sizes=sizes)
 
     def expected(
         self, requests: Sequence[Request], layer: Layer, mode: str, speculation: Speculation | None
@@ -118,9 +117,7 @@ class SubtestRun:
         self, requests: Sequence[Request], mode: str, convention: str, speculation: Speculation | None
     ) -> list[torch.Tensor]:
         """One eager forward of exactly ``requests``; metadata and the pool are checked as in a replay."""
-        batch = eager_batch(
-            self.world.pool, describe_rows(requests, convention, speculation, mode), mode, speculation
-        )
+        batch = eager_batch(self.world.pool, describe_rows(requests, convention, speculation, mode), mode, speculation)
         self.backend.prepare(batch)
         check_metadata(self.backend.metadata(), batch, requests)
         before = self.snapshot()
@@ -134,6 +131,7 @@ class SubtestRun:
         return outputs
 
     def snapshot(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Copies of the pool, for ``check_kv_integrity``."""
         return {name: group.snapshot() for name, group in self.world.pool.groups.items()}
 
     def check_kv_integrity(
@@ -150,9 +148,19 @@ class SubtestRun:
 
         The write set comes from the requests, not from the batch: a stale ``out_cache_loc`` must not excuse itself.
         """
+        with unobserved():
+            self._check_write_set(before, (*requests, *padded) if writes else (), what)
+            for buffer in spoiled():
+                raise KVIntegrityError(f"{what}: something wrote past the end of the {buffer}")
+            if writes:
+                self._check_own_writes(requests, what)
+
+    def _check_write_set(
+        self, before: dict[str, dict[str, torch.Tensor]], writers: Sequence[Request], what: str
+    ) -> None:
         for name, group in self.world.pool.groups.items():
-            allowed = {slot for slot in range(RESERVED_SLOTS)}
-            for request in (*requests, *padded) if writes else ():
+            allowed = set(range(RESERVED_SLOTS))
+            for request in writers:
                 allowed.update(request.slots[name][request.prefix_len :].tolist())
             for buffer, slots in group.changed_slots(before[name]).items():
                 foreign = [slot for slot in slots.tolist() if slot not in allowed]
@@ -163,10 +171,6 @@ class SubtestRun:
                     )
             if not torch.equal(group.req_to_token, before[name]["req_to_token"]):
                 raise KVIntegrityError(f"{what}: req_to_token of KV group {name} was written to")
-        for buffer in spoiled():
-            raise KVIntegrityError(f"{what}: something wrote past the end of the {buffer}")
-        if writes:
-            self._check_own_writes(requests, what)
 
     def _check_own_writes(self, requests: Sequence[Request], what: str) -> None:
         for layer in self.world.layers:
@@ -203,7 +207,7 @@ class SubtestRun:
         speculation: Speculation | None,
     ) -> None:
         """Compare real rows with the reference; a mismatch is kept, so that later legs still run."""
-        with self.notes.phase("reference"):
+        with self.notes.phase("reference"), unobserved():
             wanted = [self.expected(requests, layer, mode, speculation) for layer in self.world.layers]
         self.compare_with(what, outputs, wanted, [request.extend_len for request in requests])
 
@@ -211,7 +215,7 @@ class SubtestRun:
         self, what: str, outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], row_lens: Sequence[int]
     ) -> None:
         """As ``compare``, with given expected values per layer."""
-        with self.notes.phase("compare"):
+        with self.notes.phase("compare"), unobserved():
             for layer, out, right in zip(self.world.layers, outputs, wanted, strict=True):
                 label = f"{what}, layer {layer.index} ({layer.group})"
                 left, right = self._project(layer, out), self._project(layer, right)

@@ -38,7 +38,7 @@ class GraphSubtest:
         suite.open(
             max_rows=plan.max_rows,
             max_tokens=plan.max_tokens,
-            max_len=plan.max_len + suite.case.page_size,
+            max_len=plan.max_len,
             live_rows=plan.max_rows + pads,
             sizes=[size for size, _ in plan.captures],
         )

@@ -10,9 +10,7 @@ def run_eager(run: SubtestRun) -> None:
     case = run.case
     lens = list(zip(case.prefix_lens, case.extend_lens, strict=True))
     max_len = max(prefix + extend for prefix, extend in lens)
-    run.open(
-        max_rows=len(lens), max_tokens=sum(case.extend_lens), max_len=max_len + case.page_size, live_rows=len(lens)
-    )
+    run.open(max_rows=len(lens), max_tokens=sum(case.extend_lens), max_len=max_len, live_rows=len(lens))
     requests = run.world.add_requests(lens)
     with run.notes.phase("eager"):
         outputs = run.forward_eagerly(requests, case.mode, run.subtest.seq_lens, case.speculation)

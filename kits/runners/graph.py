@@ -93,7 +93,9 @@ class GraphRunner:
 
     def takes(self, mode: str, rows: int, tokens: int) -> bool:
         """Whether a batch belongs into one of the graphs: by its mode, never by its shape alone."""
-        return mode == self.mode and any(rows <= size and tokens <= size * self.tokens_per_row for size in self.captured)
+        return mode == self.mode and any(
+            rows <= size and tokens <= size * self.tokens_per_row for size in self.captured
+        )
 
     def _outputs(self, requests: Sequence[Request]) -> list[torch.Tensor]:
         tokens = sum(request.extend_len for request in requests)
@@ -148,8 +150,7 @@ class GraphRunner:
 
     def _store(self, rows: Rows) -> None:
         """Write ``rows`` to the front of the static buffers."""
-        device, buffers, count = self.world.device, self.buffers, len(rows.seq_lens)
-        tokens = len(rows.positions)
+        device, buffers, tokens = self.world.device, self.buffers, len(rows.positions)
 
         def put(name: str, values: Sequence[int]) -> None:
             buffers[name][: len(values)] = torch.tensor(values, dtype=buffers[name].dtype, device=device)

@@ -247,7 +247,7 @@ def make_split_plan(case: Case, rng: random.Random) -> ReplayPlan:
             Step("own grown", small, [(prefix + growth, extend) for prefix, extend in own]),
         ],
         neighbours=[(rng.randint(1, longest), extend) for _, extend in own],
-        tokens_per_row=tokens,
+        tokens_per_row=max(case.extend_lens),
         rows=len(own) + 1,
         tokens=large,
     )

@@ -10,9 +10,7 @@ from kits import KnownFailure, known
 from kits.errors import MetadataError, MismatchError
 from tests.kits.subtests import make
 
-ENTRY = KnownFailure(
-    id="entry", action="xfail", kind="bug", reason="a reason", max_abs=(0.3, 1.6), wrong=(0.6, 0.97)
-)
+ENTRY = KnownFailure(id="entry", action="xfail", kind="bug", reason="a reason", max_abs=(0.3, 1.6), wrong=(0.6, 0.97))
 
 
 def mismatch(max_abs: float, wrong: float) -> MismatchError:

@@ -62,6 +62,7 @@ def test_the_unbroken_backend_passes() -> None:
 
 def test_silent_eager_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner that does not find its graph and runs the batch eagerly gives right answers, and is refused."""
+
     def run_eagerly(self: GraphRunner, captured: CapturedGraph, requests: Sequence[Request]) -> list[torch.Tensor]:
         self.forward(captured.batch)
         return self._outputs(requests)
