@@ -69,8 +69,9 @@ def make_plan(subtests: Sequence[Planned], seconds: Mapping[str, float], shards:
         block.shard = shard
         spread[shard].append(block)
     order = {file: number for number, file in enumerate(modules)}
-    for placed in spread:  # modules in the manifest's order, so that a worker opens each of them once
-        placed.sort(key=lambda block: (order[block.file], block.subtests[0].id))
+    place = {planned.id: number for number, planned in enumerate(subtests)}
+    for placed in spread:  # in the manifest's order, module by module, so that a worker opens each of them once
+        placed.sort(key=lambda block: (order[block.file], place[block.subtests[0].id]))
     sweeps = list(dict.fromkeys(planned.sweep for planned in subtests))
     backends = list(dict.fromkeys(f"{planned.method}.{planned.backend}" for planned in subtests))
     plan = Plan(spread, "", sweeps, backends)

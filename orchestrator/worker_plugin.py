@@ -116,13 +116,16 @@ class WorkerPlugin:
             message = f"collection failed: {text.strip().splitlines()[-1]}"
         else:
             faulthandler.dump_traceback_later(self.spec["deadline"], exit=False, file=self.log)
+            ended = ""
             try:
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+            except (pytest.exit.Exception, KeyboardInterrupt) as error:
+                ended = self.unfit = f"the subtest ended the session: {error!r}"
             finally:
                 faulthandler.cancel_dump_traceback_later()
             pairs = [pair for report in self.reports for pair in report.user_properties]
             facts = next((value for name, value in pairs if name == "attnmatrix" and isinstance(value, dict)), None)
-            outcome, message = conclude(job, self.reports, facts)
+            outcome, message = (outcomes.FAILED, ended) if ended else conclude(job, self.reports, facts)
             text = describe(self.reports) if outcome not in outcomes.EXPECTED else ""
         if self.memory:
             self.unfit = self.unfit or "memory was exhausted"

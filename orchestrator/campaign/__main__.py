@@ -102,7 +102,7 @@ def play(
     """Run, attack, continue, audit."""
     log, run = folder / "log.txt", folder / "run"
     common = ["--preload", "pytest", "--plain", "--durations", str(folder / "durations.json"), "--start-limit", "10"]
-    options = [*common, "--deadline", "1.5", *scenario.options]
+    options = [*common, "--deadline", "2.5", *scenario.options]
     if scenario.parts:
         code, hits = several(scenario, folder, suite, options, env, log), 0
         outcome.sessions = scenario.parts

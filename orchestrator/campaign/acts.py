@@ -27,7 +27,7 @@ def facts(id: str, outcome: str, **more: object) -> dict[str, object]:
 def act(id: str, case: str, record: Callable[[str, object], None]) -> None:
     """Behave as the case name says."""
     with open(marks() / f"{id}.ran", "ab") as file:  # the audit believes this, not the orchestrator
-        file.write(b".")
+        file.write(f"{os.getpid()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}\n".encode())
     words = case.split("_")
     if words[0] == "once":
         words = words[1:]
@@ -157,6 +157,32 @@ def memory(*_: Any) -> None:
     raise MemoryError("CUDA out of memory (pretended)")
 
 
+class BrokenDevice:
+    """Stands in for torch after an illegal memory access."""
+
+    class cuda:
+        @staticmethod
+        def is_initialized() -> bool:
+            return True
+
+        @staticmethod
+        def synchronize() -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered (pretended)")
+
+
+def poison(id: str, record: Callable[[str, object], None]) -> None:
+    """Pass, and leave a device behind that can only fail."""
+    sys.modules["torch"] = BrokenDevice  # type: ignore[assignment]
+    passing(id, record)
+
+
+def bad_gpu(id: str, record: Callable[[str, object], None]) -> None:
+    """Pass everywhere but on one device."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("GPU-bad"):
+        os.abort()
+    passing(id, record)
+
+
 def orphan(id: str, record: Callable[[str, object], None]) -> None:
     """Leave a grandchild behind, in this group and in one of its own."""
     for own in (False, True):
@@ -191,6 +217,7 @@ ACTS: dict[str, Callable[..., None]] = {
     "spin": spin, "half": half, "garbage": garbage, "killlauncher": kill_launcher, "foreign": foreign, "memory": memory,
     "orphan": orphan, "slow": slow, "noisy": noisy, "quit": leave_session, "nodevice": unavailable("no_device"),
     "nopackage": unavailable("package"), "untyped": unavailable("mood"),
+    "poison": poison, "badgpu": bad_gpu,
     "skip": lambda *_: pytest.skip("no reason at all"), "nothing": lambda *_: None,
 }  # fmt: skip
 
@@ -199,6 +226,6 @@ RESULTS = {
     "foreign": "failed", "memory": "failed", "untyped": "failed", "skip": "failed", "nothing": "failed",
     "xfail": "known_failure", "xpass": "unexpected_pass", "nodevice": "unavailable", "nopackage": "unavailable",
     "segv": "crashed", "kill": "crashed", "abort": "crashed", "exit0": "crashed", "exit3": "crashed", "half": "crashed",
-    "quit": "crashed", "hang": "timeout", "spin": "timeout", "stop": "timeout",
+    "quit": "failed", "hang": "timeout", "spin": "timeout", "stop": "timeout",
 }  # fmt: skip
 """The one outcome that each act must lead to."""

@@ -6,26 +6,27 @@ for its own format.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Callable
 
 from orchestrator.folder import Folder
-from orchestrator.reports import github, junit, markdown, page, results
 from orchestrator.verdict import Verdict
 
-WRITERS: dict[str, Callable[[Verdict], str]] = {
-    "results.json": results.render,
-    "junit.xml": junit.render,
-    "summary.md": markdown.render,
-    "index.html": page.render,
-}
+WRITERS = {"results.json": "results", "junit.xml": "junit", "summary.md": "markdown", "index.html": "page"}
+"""File names and the modules here that write them, imported when they are needed: templates and XML take a while."""
+
+
+def render(name: str, verdict: Verdict) -> str:
+    """The text of one report."""
+    text: str = importlib.import_module(f"orchestrator.reports.{WRITERS[name]}").render(verdict)
+    return text
 
 
 def write_reports(folder: Folder, verdict: Verdict) -> None:
     """Write all files into the run folder, and what a GitHub job shows."""
-    for name, render in WRITERS.items():
-        folder.write_text(name, render(verdict))
+    for name in WRITERS:
+        folder.write_text(name, render(name, verdict))
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         try:
@@ -34,4 +35,6 @@ def write_reports(folder: Folder, verdict: Verdict) -> None:
         except OSError as error:
             print(f"the job summary cannot be written: {error}", file=sys.stderr)
     if os.environ.get("GITHUB_ACTIONS") == "true":
+        from orchestrator.reports import github
+
         print("\n".join(github.lines(verdict)))
