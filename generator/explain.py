@@ -8,6 +8,7 @@ from typing import Any
 from generator.committed import GENERATED
 from generator.manifest import node
 from generator.matrix import Project
+from generator.modules import stated
 from generator.problems import Loc
 from generator.subtests import Subtest
 
@@ -53,12 +54,12 @@ def explanation(project: Project, subtest: Subtest, spec_name: str) -> str:
         ("layout", subtest.layout),
     ]
     if case.speculation is not None:
-        rows.append(("speculation", f"{subtest.speculation}: {stated(case.speculation)}"))
-        rows[-1] = (rows[-1][0], f"{rows[-1][1]}, {line(('speculations', subtest.speculation or ''))}")
+        name = subtest.speculation or ""
+        rows.append(("speculation", f"{name}: {told(case.speculation)}, {line(('speculations', name))}"))
     if subtest.pad_style is not None:
         rows.append(("padding", f"{subtest.pad_style}, captured at {subtest.multiplier}x the real batch"))
     rows += [
-        ("model", stated(model)),
+        ("model", told(model)),
         ("backend", f"{subtest.adapter}, {line(('backends', subtest.backend))}"),
         ("tolerance", f"atol {subtest.tolerance.atol}, rtol {subtest.tolerance.rtol}"),
         ("requires", ", ".join(subtest.requires) or "nothing more"),
@@ -76,7 +77,9 @@ def explanation(project: Project, subtest: Subtest, spec_name: str) -> str:
     return "\n".join([subtest.id, *(f"  {name:<{width}}  {value}" for name, value in rows)])
 
 
-def stated(value: Any) -> str:
+def told(value: Any) -> str:
     """The fields of a dataclass that are set, as ``name=value``."""
-    pairs = ((item.name, getattr(value, item.name)) for item in dataclasses.fields(value))
-    return " ".join(f"{name}={text}" for name, text in pairs if text not in (None, (), False))
+    return " ".join(
+        f"{name}={','.join(map(str, item)) if isinstance(item, tuple) else item}"
+        for name, item in stated(value).items()
+    )

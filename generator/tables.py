@@ -48,7 +48,7 @@ class ReadmeView:
 
 def readme_view(project: Project, matrix: Matrix) -> ReadmeView:
     """Both tables, and the reasons of what is blocked."""
-    blocked: list[str] = []
+    blocked: dict[tuple[str, str], list[str]] = {}
     runners = [runner for runner in RUNNERS if any(subtest.runner == runner for subtest in matrix.subtests)]
     rows = []
     for method, backend in dict.fromkeys((subtest.method, subtest.backend) for subtest in matrix.subtests):
@@ -60,10 +60,10 @@ def readme_view(project: Project, matrix: Matrix) -> ReadmeView:
             if here or reason is None:
                 cells.append(count_cell(here))
                 continue
-            note = f"`{backend}`, {COLUMNS[runner]}: {inline(reason)}"
-            if note not in blocked:
-                blocked.append(note)
-            cells.append(f"blocked ({blocked.index(note) + 1})")
+            columns = blocked.setdefault((backend, reason), [])
+            if COLUMNS[runner] not in columns:
+                columns.append(COLUMNS[runner])
+            cells.append(f"blocked ({list(blocked).index((backend, reason)) + 1})")
         rows.append([method, f"`{backend}`", *cells, count_cell(mine)])
     totals = [count_cell([item for item in matrix.subtests if item.runner == runner]) for runner in runners]
     rows.append(["**total**", "", *totals, f"**{count_cell(matrix.subtests)}**"])
@@ -73,7 +73,10 @@ def readme_view(project: Project, matrix: Matrix) -> ReadmeView:
         known_failures=matrix.known_failures,
         backends=Table(header, rows).text(),
         sweeps=sweep_table(project, matrix).text(),
-        blocked=tuple(f"{number}. {note}" for number, note in enumerate(blocked, 1)),
+        blocked=tuple(
+            f"{number}. `{backend}`, {', '.join(columns)}: {inline(reason)}"
+            for number, ((backend, reason), columns) in enumerate(blocked.items(), 1)
+        ),
     )
 
 
