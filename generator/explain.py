@@ -79,7 +79,7 @@ def explanation(project: Project, subtest: Subtest, spec_name: str) -> str:
 
 def told(value: Any) -> str:
     """The fields of a dataclass that are set, as ``name=value``."""
-    return " ".join(
-        f"{name}={','.join(map(str, item)) if isinstance(item, tuple) else item}"
-        for name, item in stated(value).items()
+    pairs = (
+        (name, ",".join(map(str, item)) if isinstance(item, tuple) else item) for name, item in stated(value).items()
     )
+    return " ".join(f"{name}={item}" for name, item in pairs)
