@@ -9,8 +9,8 @@ cannot see what the first read, and the second make no two runs comparable.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NoReturn
 
 import torch
 from torch._ops import OpOverload
@@ -81,39 +81,43 @@ def _captured(observer: _Observer) -> Iterator[torch.cuda.CUDAGraph]:
         try:
             yield graph
         except BaseException as error:
-            _abandon(graph, pool, device)
-            explained = explain_cuda_error(error, observer.noted) if isinstance(error, Exception) else None
-            if explained is None or explained is error:
-                raise
-            raise explained from error
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                _abandon(graph, pool, device)
+            _reraise(error, observer)
         try:
             graph.capture_end()
         except RuntimeError as error:
-            _abandon(graph, pool, device, ended=True)
-            explained = explain_cuda_error(error, observer.noted)
-            if explained is None:
-                raise
-            raise explained from error
+            _abandon(graph, pool, device)
+            _reraise(error, observer)
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, device: int, ended: bool = False) -> None:
-    """End a capture that failed, so that the stream and the allocator are free for the next one.
+def _reraise(error: BaseException, observer: _Observer) -> NoReturn:
+    explained = explain_cuda_error(error, observer.noted) if isinstance(error, Exception) else None
+    if explained is None or explained is error:
+        raise error
+    raise explained from error
 
-    ``capture_end`` raises before it tells the allocator, which would then route this stream's memory to a dead pool.
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, device: int) -> None:
+    """Clean up after a capture that CUDA would not end.
+
+    ``capture_end`` then raises before it has told the allocator, which would go on routing memory to a dead pool, and
+    the random generator, which would refuse its next eager number. Another capture, of nothing much, resets that.
     """
     _failed.append(graph)
-    if not ended:
-        try:
-            graph.capture_end()
-            return  # nothing was wrong with the capture itself
-        except RuntimeError:
-            pass
-    try:
+    with suppress(RuntimeError):  # it was told, in some versions
         torch._C._cuda_endAllocateToPool(device, pool)
         torch._C._cuda_releasePool(device, pool)
-    except RuntimeError:
-        pass  # it had been told
+    with suppress(RuntimeError):
+        something = torch.zeros(1, device=torch.device("cuda", device))
+        torch.cuda.synchronize()
+        healed = torch.cuda.CUDAGraph()
+        healed.capture_begin()
+        something.zero_()
+        healed.capture_end()
 
 
 class _Observer(TorchDispatchMode):

@@ -138,7 +138,7 @@ def function_refusal(func: Any, args: tuple, kwargs: dict[str, Any]) -> CaptureE
 
 # Ops
 
-_METADATA_QUERIES = {"is_same_size", "is_set_to", "is_pinned", "_has_compatible_shallow_copy_type", "sym_size", "dim"}
+_METADATA_QUERIES = {"is_same_size", "is_set_to", "is_pinned", "_has_compatible_shallow_copy_type", "_fused_sdp_choice"}
 
 
 def op_refusal(
