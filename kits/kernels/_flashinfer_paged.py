@@ -14,6 +14,8 @@ from kits.kernels import _ops, provenance
 from kits.kernels._attend import attend, causal_window, merge_parts
 
 LOG2_E = math.log2(math.e)
+EMPTY_LSE = -5e4
+"""The kernels' stand-in for minus infinity: the LSE of a query without a key (measured: about -49998)."""
 
 native_wrappers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """The library's own wrapper objects by handle: an operator takes tensors and numbers, not objects."""
@@ -144,12 +146,12 @@ def _emulate(
         if not found:
             out[start:stop] = 0
             if lse is not None:
-                lse[start:stop] = float("-inf")
+                lse[start:stop] = EMPTY_LSE
             continue
         result, result_lse = merge_parts(found)
         out[start:stop] = result * v_scale
         if lse is not None:
-            lse[start:stop] = result_lse * LOG2_E
+            lse[start:stop] = (result_lse * LOG2_E).clamp(min=EMPTY_LSE)
 
 
 def _native(

@@ -11,10 +11,10 @@ Common to both:
 * ``paged_kv_cache``: ``(k_cache, v_cache)``, each (pages, page_size, Hkv, D) for ``NHD`` or (pages, Hkv, page_size, D)
   for ``HND``; or one tensor with K and V at ``[:, 0]`` and ``[:, 1]``.
 * A request's pages are ``kv_indices[kv_indptr[b] : kv_indptr[b + 1]]``; its length is ``(pages - 1) * page_size +
-  last_page_len[b]``, with ``1 <= last_page_len <= page_size``, and 0 where it has no page: zeros and -inf.
+  last_page_len[b]``, with ``1 <= last_page_len <= page_size``, and 0 where it has no page: zeros, and an LSE of -5e4.
 * ``window_left``: keys more than this before the query's position are hidden, -1 for none. A window of W keys with the
   query's own is ``W - 1``. ``logits_soft_cap``: 0 or None for none.
-* ``lse`` is (tokens, Hq) float32 in **base 2**.
+* ``lse`` is (tokens, Hq) float32 in **base 2**; -5e4 stands for minus infinity.
 * ``k_scale`` multiplies the scores, ``v_scale`` the output; both are host numbers, fixed by a capture.
 * A ``KernelFault`` (emulation) names offsets that decrease or leave their buffer, page ids outside the cache, a
   ``last_page_len`` outside its page, masks that end too early, and fewer indices than the offsets announce.

@@ -15,7 +15,7 @@ from kits.errors import KernelFault
 from kits.kernels import _flashinfer_schedule as schedule
 from kits.kernels import _ops, provenance
 from kits.kernels._attend import attend, causal_window, merge_parts
-from kits.kernels._flashinfer_paged import LOG2_E, native_wrappers
+from kits.kernels._flashinfer_paged import EMPTY_LSE, LOG2_E, native_wrappers
 from kits.kernels._flashinfer_wrapper import handles
 
 KERNEL = "BatchMLAPagedAttentionWrapper"
@@ -213,12 +213,12 @@ def _emulate(
         if not found:
             out[here] = 0
             if lse is not None:
-                lse[here] = float("-inf")
+                lse[here] = EMPTY_LSE
             continue
         result, result_lse = merge_parts(found)
         out[here] = result
         if lse is not None:
-            lse[here] = result_lse if base_e else result_lse * LOG2_E
+            lse[here] = (result_lse if base_e else result_lse * LOG2_E).clamp(min=EMPTY_LSE)
 
 
 def _native(

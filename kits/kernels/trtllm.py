@@ -37,16 +37,17 @@ def trtllm_batch_decode_with_kv_cache(
       (pages, page_size, Hkv, D) for ``NHD``.
     * ``block_tables`` (>= B, columns) int32; ``seq_lens`` (>= B,) int32 or uint32: **all** keys of a request, its
       queries' own included. B comes from ``query``.
-    * ``max_seq_len``: host integer. The kernel divides the work by it; keys from there on are not promised to be
-      read, and the emulation does not read them.
+    * ``max_seq_len``: host integer by which the kernel divides its work. Keys from there on are not promised to be
+      read: XQA reads them (measured on an H200), the emulation does not.
     * Scores are ``q . k * bmm1_scale`` (softmax scale and scale of the keys in one), the result is times
       ``bmm2_scale``. Query ``i`` stands at ``seq_len - q_len_per_req + i``; later keys are hidden, and those more than
       ``window_left`` before (-1 for none). ``sinks`` (Hq,) float32: one extra score per head, not scaled.
     * ``workspace_buffer`` uint8 on the device: zeros before its first use, never shared between streams.
 
-    Returns ``out`` (like ``query``). A request of length 0 is outside the contract: the kernel divides 0 by 0, and the
-    row becomes NaN. The length is read unsigned, so a negative one is a length of billions: ``KernelFault`` in the
-    emulation, as for a table that is too narrow and for page ids outside the cache.
+    Returns ``out`` (like ``query``). A request of length 0 is outside the contract: trtllm-gen is reported to make its
+    row NaN (sgl-project/sglang#26521), as the emulation does; XQA makes it zeros (measured). The length is read
+    unsigned, so a negative one is a length of billions: ``KernelFault`` in the emulation, as for a table that is too
+    narrow and for page ids outside the cache.
     """
     if kv_layout not in ("NHD", "HND"):
         raise ValueError(f"{KERNEL}: kv_layout must be NHD or HND, not {kv_layout!r}")

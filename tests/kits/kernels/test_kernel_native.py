@@ -299,3 +299,60 @@ def test_flex_attention(softcap):
     q, k, v = (x.transpose(0, 1).unsqueeze(0).contiguous() for x in (device.q.cuda(), keys, values))
     out = flex_attention(q, k, v, mask=masks[0].cuda(), scale=0.2, softcap=softcap)
     device.check(out[0].transpose(0, 1), scale=0.2, masks=masks, softcap=softcap)
+
+
+@pytest.mark.parametrize("ver", [3, 4])
+@or_skip
+def test_flash_attention_of_requests_without_keys(ver):
+    from kits.kernels.flash_attn import flash_attn_with_kvcache
+
+    device = Device(128, queries=[2, 2, 2])
+    device.seqlens[:2] = torch.tensor([0, -3])
+    out, lse = flash_attn_with_kvcache(
+        device.q.cuda(), device.k, device.v, page_table=device.table, cache_seqlens=device.seqlens,
+        cu_seqlens_q=device.cu, max_seqlen_q=2, causal=True, return_softmax_lse=True, ver=ver,
+    )  # fmt: skip
+    assert (out[:4] == 0).all()
+    assert (lse[:, :4] == float("-inf")).all()
+    assert not out[4:].isnan().any()
+
+
+@or_skip
+def test_flashinfer_request_without_pages():
+    from kits.kernels.flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+    device = Device(16, queries=[1, 1, 1])
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(workspace())
+    wrapper.plan(
+        torch.tensor([0, 1, 1, 2]).int(), torch.tensor([0, 1]).int(), torch.tensor([9, 0, 9]).int(),
+        HEADS, KV_HEADS, DIM, 16, q_data_type=DTYPE,
+    )  # fmt: skip
+    out, lse = wrapper.run(device.q.cuda(), (device.k, device.v), return_lse=True)
+    assert (out[1] == 0).all()
+    assert (lse[1] < -4e4).all()
+
+
+@or_skip
+def test_trtllm_request_of_length_zero():
+    from kits.kernels.trtllm import trtllm_batch_decode_with_kv_cache
+
+    device = Device(16, queries=[1, 1, 1])
+    device.seqlens[1] = 0
+    out = trtllm_batch_decode_with_kv_cache(
+        device.q.cuda(), (device.k, device.v), workspace(), device.table, device.seqlens, 256, kv_layout="NHD"
+    )
+    # Outside the contract; whatever it is, it must be the row's own.
+    assert out[1].isnan().all() or (out[1] == 0).all()
+    assert not out[[0, 2]].isnan().any()
+
+
+@or_skip
+def test_flex_attention_query_that_sees_nothing():
+    from kits.kernels.flex import flex_attention
+
+    mask = torch.ones(4, 40, dtype=torch.bool, device="cuda")
+    mask[2] = False
+    q, k, v = (torch.randn(1, 2, n, DIM, dtype=DTYPE, device="cuda") for n in (4, 40, 40))
+    out = flex_attention(q, k, v, mask=mask)
+    assert (out[:, :, 2] == 0).all()
+    assert not (out[:, :, 1] == 0).any()
