@@ -38,7 +38,7 @@ class EventWriter:
         self.path = path
 
     def write(self, event: dict[str, object]) -> None:
-        data = b"\n" + json.dumps(event, default=str, separators=(",", ":")).encode() + b"\n"
+        data = b"\n" + json.dumps(event, default=str, skipkeys=True, separators=(",", ":")).encode() + b"\n"
         while data:
             try:
                 data = data[os.write(self.fd, data) :]

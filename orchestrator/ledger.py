@@ -112,8 +112,9 @@ class Ledger:
         if key is None or key != lane.inside:
             self.note(f"{source}: a finish without its start: {short(event.get('id'))}")
             return None
-        if event.get("outcome") not in outcomes.WORKER_OUTCOMES:
-            self.note(f"{source}: {key[0]} finished with {short(event.get('outcome'))}, which is no outcome")
+        outcome = event.get("outcome")
+        if not isinstance(outcome, str) or outcome not in outcomes.WORKER_OUTCOMES:
+            self.note(f"{source}: {key[0]} finished with {short(outcome)}, which is no outcome")
             return None
         attempt = read_finish(key, source, lane, event)
         lane.inside = None

@@ -8,6 +8,7 @@ that caused it.
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import sys
 import time
@@ -126,6 +127,8 @@ class WorkerPlugin:
             pairs = [pair for report in self.reports for pair in report.user_properties]
             facts = next((value for name, value in pairs if name == "attnmatrix" and isinstance(value, dict)), None)
             outcome, message = (outcomes.FAILED, ended) if ended else conclude(job, self.reports, facts)
+            if not recordable(facts):
+                outcome, message, facts = outcomes.FAILED, "the subtest reported what cannot be recorded", None
             text = describe(self.reports) if outcome not in outcomes.EXPECTED else ""
         if self.memory:
             self.unfit = self.unfit or "memory was exhausted"
@@ -177,7 +180,7 @@ class WorkerPlugin:
 def conclude(job: Mapping[str, Any], reports: list[pytest.TestReport], facts: object) -> tuple[str, str]:
     """One outcome from the phases of a subtest and from what the kit says about it; doubt means failed."""
     bad = next((report for report in reports if report.failed), None)
-    claim = facts.get("outcome") if isinstance(facts, dict) else None
+    claim = text_of(facts, "outcome")
     if bad is not None:
         if claim == outcomes.UNEXPECTED_PASS and bad.when == "call":
             return outcomes.UNEXPECTED_PASS, one_line(facts, bad)
@@ -190,12 +193,25 @@ def conclude(job: Mapping[str, Any], reports: list[pytest.TestReport], facts: ob
     if facts.get("id") != job["id"]:
         return outcomes.FAILED, f"the subtest reported the result of another one: {facts.get('id')!r}"
     if claim not in outcomes.WORKER_OUTCOMES:
-        return outcomes.FAILED, f"the subtest reported {claim!r}, which is no outcome"
-    if claim == outcomes.UNAVAILABLE and facts.get("unavailable_kind") not in outcomes.UNAVAILABLE_KINDS:
+        return outcomes.FAILED, f"the subtest reported {facts.get('outcome')!r}, which is no outcome"
+    if claim == outcomes.UNAVAILABLE and text_of(facts, "unavailable_kind") not in outcomes.UNAVAILABLE_KINDS:
         return outcomes.FAILED, f"unavailable without a typed reason: {facts.get('unavailable_kind')!r}"
     if claim in (outcomes.KNOWN_FAILURE, outcomes.SKIPPED_KNOWN) and job["action"] is None:
         return outcomes.FAILED, f"reported {claim}, but the plan knows no such entry"
     return str(claim), one_line(facts, reports[0] if reports else None) if claim != outcomes.PASSED else ""
+
+
+def recordable(facts: object) -> bool:
+    try:
+        json.dumps(facts, default=str, skipkeys=True)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def text_of(facts: object, name: str) -> str | None:
+    value = facts.get(name) if isinstance(facts, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def one_line(facts: object, report: pytest.TestReport | None) -> str:

@@ -1,0 +1,82 @@
+"""From pytest's reports and the kit's facts to one outcome: doubt never ends in ``passed``."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.worker_plugin import clip, conclude, recordable
+
+JOB = {"id": "dense.aa.eager.one", "action": None}
+FACTS = {"id": JOB["id"], "outcome": "passed", "failure": None}
+
+
+def report(when="call", outcome="passed", longrepr=None):
+    return SimpleNamespace(
+        when=when, passed=outcome == "passed", failed=outcome == "failed", skipped=outcome == "skipped",
+        longrepr=longrepr, sections=[],
+    )  # fmt: skip
+
+
+def phases(call="passed", setup="passed", teardown="passed", longrepr="boom"):
+    return [
+        report("setup", setup, longrepr), report("call", call, longrepr), report("teardown", teardown, longrepr),
+    ]  # fmt: skip
+
+
+def test_a_pass_is_a_pass():
+    assert conclude(JOB, phases(), FACTS) == ("passed", "")
+
+
+@pytest.mark.parametrize(
+    ("facts", "reports", "words"),
+    [
+        (None, phases(), "nothing was checked"),
+        (None, phases("skipped", longrepr=("f", 1, "Skipped: because")), "skipped without a typed reason: because"),
+        (FACTS, phases(teardown="failed"), "in teardown"),
+        (None, phases(setup="failed"), "in setup"),
+        (FACTS | {"id": "dense.aa.eager.two"}, phases(), "result of another one"),
+        (FACTS | {"outcome": "green"}, phases(), "no outcome"),
+        (FACTS | {"outcome": ["passed"]}, phases(), "no outcome"),
+        (FACTS | {"outcome": "crashed"}, phases(), "no outcome"),
+        (FACTS | {"outcome": "unavailable"}, phases("skipped"), "without a typed reason"),
+        (FACTS | {"outcome": "unavailable", "unavailable_kind": "memory"}, phases("skipped"), "typed reason"),
+        (FACTS | {"outcome": "known_failure"}, phases("skipped"), "the plan knows no such entry"),
+        (FACTS | {"outcome": "skipped_known"}, phases("skipped"), "the plan knows no such entry"),
+        (FACTS, phases("failed"), "boom"),
+    ],
+)
+def test_doubt_is_a_failure(facts, reports, words):
+    outcome, message = conclude(JOB, reports, facts)
+    assert outcome == "failed"
+    assert words in message
+
+
+def test_typed_outcomes_pass_through():
+    facts = FACTS | {"outcome": "unavailable", "unavailable_kind": "no_device"}
+    assert conclude(JOB, phases("skipped", longrepr=("f", 1, "no GPU")), facts)[0] == "unavailable"
+    known = {"id": JOB["id"], "action": "xfail"}
+    assert conclude(known, phases("skipped"), FACTS | {"outcome": "known_failure"})[0] == "known_failure"
+    facts = FACTS | {"outcome": "unexpected_pass"}
+    assert conclude(known, phases("failed"), facts)[0] == "unexpected_pass"
+    assert conclude(known, phases("passed", teardown="failed"), facts)[0] == "failed"
+
+
+def test_the_check_is_named_with_the_message():
+    facts = FACTS | {"outcome": "failed", "failure": {"check": "kv_integrity", "message": "slot 7 changed"}}
+    assert conclude(JOB, phases("failed"), facts) == ("failed", "kv_integrity: slot 7 changed")
+
+
+def test_facts_that_cannot_be_recorded():
+    loop: dict = {}
+    loop["loop"] = loop
+    assert not recordable(loop)
+    assert recordable({("a", "b"): 1, "x": object(), "y": float("nan")})
+
+
+def test_long_texts_keep_both_ends():
+    text = clip("a" * 500 + "b" * 500, 300)
+    assert text.startswith("a")
+    assert text.endswith("b")
+    assert len(text) < 330
