@@ -62,12 +62,12 @@ ACCEPTED_EAGLE_CHAIN = Case(
     name="accepted_eagle_chain",
     mode="DRAFT_EXTEND",
     prefix_lens=(14, 7),
-    extend_lens=(1, 2),
+    extend_lens=(3, 1),
     page_size=128,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1), accepted=(1, 2)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1), accepted=(3, 1)),
 )
-ACCEPTED_FROZEN_KV_MTP = Case(
-    name="accepted_frozen_kv_mtp",
+ACCEPTED_MTP_FROZEN_KV_MTP = Case(
+    name="accepted_mtp_frozen_kv_mtp",
     mode="DRAFT_EXTEND",
     prefix_lens=(14, 7),
     extend_lens=(1, 2),
@@ -289,7 +289,7 @@ draft_extend = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="eager", se
 
 DRAFT_EXTEND = [
     draft_extend(id="dense.fa4.draft_extend.eagle_chain", case=ACCEPTED_EAGLE_CHAIN),
-    draft_extend(id="dense.fa4.draft_extend.frozen_kv_mtp", case=ACCEPTED_FROZEN_KV_MTP),
+    draft_extend(id="dense.fa4.draft_extend.frozen_kv_mtp", case=ACCEPTED_MTP_FROZEN_KV_MTP),
 ]
 
 
@@ -334,32 +334,36 @@ DRAFT_EXTEND_CG = [
         multiplier=4,
     ),
     draft_extend_cg(
-        id="dense.fa4.draft_extend_cg.frozen_kv_mtp.small_real.x1", case=ACCEPTED_FROZEN_KV_MTP, pad_style="small_real"
+        id="dense.fa4.draft_extend_cg.frozen_kv_mtp.small_real.x1",
+        case=ACCEPTED_MTP_FROZEN_KV_MTP,
+        pad_style="small_real",
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.frozen_kv_mtp.small_real.x2",
-        case=ACCEPTED_FROZEN_KV_MTP,
+        case=ACCEPTED_MTP_FROZEN_KV_MTP,
         pad_style="small_real",
         multiplier=2,
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.frozen_kv_mtp.small_real.x4",
-        case=ACCEPTED_FROZEN_KV_MTP,
+        case=ACCEPTED_MTP_FROZEN_KV_MTP,
         pad_style="small_real",
         multiplier=4,
     ),
     draft_extend_cg(
-        id="dense.fa4.draft_extend_cg.frozen_kv_mtp.prod_fill.x1", case=ACCEPTED_FROZEN_KV_MTP, pad_style="prod_fill"
+        id="dense.fa4.draft_extend_cg.frozen_kv_mtp.prod_fill.x1",
+        case=ACCEPTED_MTP_FROZEN_KV_MTP,
+        pad_style="prod_fill",
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.frozen_kv_mtp.prod_fill.x2",
-        case=ACCEPTED_FROZEN_KV_MTP,
+        case=ACCEPTED_MTP_FROZEN_KV_MTP,
         pad_style="prod_fill",
         multiplier=2,
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.frozen_kv_mtp.prod_fill.x4",
-        case=ACCEPTED_FROZEN_KV_MTP,
+        case=ACCEPTED_MTP_FROZEN_KV_MTP,
         pad_style="prod_fill",
         multiplier=4,
     ),

@@ -43,9 +43,9 @@ ACCEPTED_EAGLE_CHAIN = Case(
     name="accepted_eagle_chain",
     mode="DRAFT_EXTEND",
     prefix_lens=(14, 7),
-    extend_lens=(1, 2),
+    extend_lens=(3, 1),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1), accepted=(1, 2)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1), accepted=(3, 1)),
 )
 DRAFT_STEPS_EAGLE_CHAIN = Case(
     name="draft_steps_eagle_chain",

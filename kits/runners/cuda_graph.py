@@ -12,7 +12,7 @@ from kits.errors import NeighbourError, NothingReplayedError
 from kits.invariants import check_metadata
 from kits.runners.common import SubtestRun
 from kits.runners.graph import GraphRunner
-from kits.runners.plan import ReplayPlan, Step, make_plan
+from kits.runners.plan import ReplayPlan, Step, plan_of
 from kits.world import Request
 
 
@@ -30,7 +30,7 @@ class GraphSubtest:
     def __init__(self, run: SubtestRun) -> None:
         self.suite = run
         self.convention, self.speculation = run.subtest.seq_lens, run.speculation
-        self.plan = self.make_plan(random.Random(run.subtest.seed))
+        self.plan: ReplayPlan = plan_of(run.subtest, random.Random(run.subtest.seed))
 
     def run(self) -> None:
         suite, plan = self.suite, self.plan
@@ -63,20 +63,6 @@ class GraphSubtest:
                 self._interlude()
         self._require_replayed()
         suite.finish()
-
-    def make_plan(self, rng: random.Random) -> ReplayPlan:
-        subtest = self.suite.subtest
-        return make_plan(
-            subtest.case,
-            multiplier=subtest.multiplier,
-            padded=subtest.pad_style is not None,
-            tokens=self.tokens_per_row(),
-            rng=rng,
-        )
-
-    def tokens_per_row(self) -> int:
-        """N: new tokens a captured row has room for."""
-        return self.speculation.draft_tokens if self.speculation is not None else max(self.suite.case.extend_lens)
 
     def make_runner(self) -> GraphRunner:
         suite = self.suite

@@ -83,10 +83,6 @@ class MultiStepSubtest(GraphSubtest):
         self.draft = self.speculation
         self.writes_kv = drafts_are_cached(self.draft)
 
-    def tokens_per_row(self) -> int:
-        assert self.speculation is not None
-        return self.speculation.topk * self.speculation.steps
-
     def eager_outputs(self, own: Sequence[Request]) -> list[torch.Tensor]:
         suite, backend, draft = self.suite, self.suite.backend, self.draft
         rows = describe_rows(own, self.convention, draft, suite.mode)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from kits.subtest import Case
+from kits.subtest import Case, Subtest
 
 Lens = list[tuple[int, int]]
 """``(prefix, extend)`` of each row."""
@@ -49,6 +49,21 @@ class ReplayPlan:
         return max(prefix + extend for prefix, extend in rows)
 
 
+def plan_of(subtest: Subtest, rng: random.Random) -> ReplayPlan:
+    """The plan of a graph subtest; what it draws comes from ``rng`` alone."""
+    case, speculation = subtest.case, subtest.case.speculation
+    if subtest.runner in ("pcg", "bcg"):
+        return make_split_plan(case, rng)
+    if speculation is None:
+        tokens = max(case.extend_lens)
+    elif subtest.runner == "cuda_graph_multi_step":
+        tokens = speculation.topk * speculation.steps
+    else:
+        tokens = speculation.draft_tokens
+    padded = subtest.pad_style is not None
+    return make_plan(case, multiplier=subtest.multiplier, padded=padded, tokens=tokens, rng=rng)
+
+
 def make_plan(case: Case, *, multiplier: int, padded: bool, tokens: int, rng: random.Random) -> ReplayPlan:
     """Lengths of all captures and replays of a case at a capture multiplier; rows have room for ``tokens`` new tokens.
 
@@ -89,4 +104,28 @@ def make_plan(case: Case, *, multiplier: int, padded: bool, tokens: int, rng: ra
         steps=[Step("own", own_size, own), *middle, Step("own grown", own_size, grown)],
         neighbours=[any_length(row) for row in range(real)],
         tokens_per_row=tokens,
+    )
+
+
+def make_split_plan(case: Case, rng: random.Random) -> ReplayPlan:
+    """Captures and replays by padded tokens: own, fewer rows in the larger size, own grown."""
+    own = list(zip(case.prefix_lens, case.extend_lens, strict=True))
+    tokens, growth = sum(case.extend_lens), case.page_size + 5
+    small, large = tokens + 5, 2 * tokens + 7
+    longest = max(case.prefix_lens) + growth
+    shorter = [(prefix // 2, max(1, extend - 1)) for prefix, extend in own]
+    fewer = [(rng.randint(1, longest), tokens)]
+    other = [(rng.randint(1, longest), extend) for _, extend in own]
+    return ReplayPlan(
+        captures=[(large, [*shorter, (3, 2)]), (small, shorter)],
+        steps=[
+            Step("own", small, own),
+            Step("fewer rows", large, fewer),
+            Step("other rows", large, [*other, (longest, 3)]),
+            Step("own grown", small, [(prefix + growth, extend) for prefix, extend in own]),
+        ],
+        neighbours=[(rng.randint(1, longest), extend) for _, extend in own],
+        tokens_per_row=max(case.extend_lens),
+        rows=len(own) + 1,
+        tokens=large,
     )

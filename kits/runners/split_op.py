@@ -7,7 +7,6 @@ captures the whole forward once and is broken at each attention, which then runs
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,9 +19,7 @@ from kits.graphs import PointerGuard, new_graph
 from kits.layers import Layer
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
-from kits.runners.plan import ReplayPlan, Step
 from kits.scratch import scratch
-from kits.subtest import Case
 from kits.world import Request, World
 
 Piece = Callable[[], None]
@@ -229,39 +226,12 @@ class SplitRunner:
         return [self._at("given", "out", layer, tokens).clone() for layer in self.world.layers]
 
 
-def make_split_plan(case: Case, rng: random.Random) -> ReplayPlan:
-    """Captures and replays by padded tokens: own, fewer rows in the larger size, own grown."""
-    own = list(zip(case.prefix_lens, case.extend_lens, strict=True))
-    tokens, growth = sum(case.extend_lens), case.page_size + 5
-    small, large = tokens + 5, 2 * tokens + 7
-    longest = max(case.prefix_lens) + growth
-    shorter = [(prefix // 2, max(1, extend - 1)) for prefix, extend in own]
-    fewer = [(rng.randint(1, longest), tokens)]
-    other = [(rng.randint(1, longest), extend) for _, extend in own]
-    return ReplayPlan(
-        captures=[(large, [*shorter, (3, 2)]), (small, shorter)],
-        steps=[
-            Step("own", small, own),
-            Step("fewer rows", large, fewer),
-            Step("other rows", large, [*other, (longest, 3)]),
-            Step("own grown", small, [(prefix + growth, extend) for prefix, extend in own]),
-        ],
-        neighbours=[(rng.randint(1, longest), extend) for _, extend in own],
-        tokens_per_row=max(case.extend_lens),
-        rows=len(own) + 1,
-        tokens=large,
-    )
-
-
 class SplitSubtest(GraphSubtest):
     """States only what differs: sizes count tokens, and attention is not inside a graph."""
 
     def __init__(self, run: SubtestRun, graph_class: type[SplitGraph]) -> None:
         super().__init__(run)
         self.graph_class = graph_class
-
-    def make_plan(self, rng: random.Random) -> ReplayPlan:
-        return make_split_plan(self.suite.case, rng)
 
     def make_runner(self) -> Any:
         suite = self.suite
