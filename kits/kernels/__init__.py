@@ -5,6 +5,20 @@ a recorder sees its inputs and outputs, and so that capturing it runs no kernel 
 The operator runs the library's own kernel for CUDA tensors and an emulation in plain torch for CPU tensors
 (our Triton kernels: the same source in Triton's interpreter). ``kits.kernels.provenance`` tells which ran.
 
+=================  ===================================================================================
+module             contract
+=================  ===================================================================================
+`flash_attn`       FlashAttention 3 and 4 over a page table
+`triton_ops`       our Triton kernels over a flat pool: decode, extend, dense and latent
+`flashinfer`       FlashInfer's paged decode and prefill wrappers, ``plan`` and ``run``
+`flashinfer_mla`   FlashInfer's latent attention wrapper
+`trtllm`           TensorRT-LLM decode through FlashInfer
+`flashmla`         FlashMLA over pages of 64 keys, with its schedule
+`cutlass_mla`      CUTLASS latent decode
+`flex`             PyTorch's flex_attention with a mask tensor, one request a call
+`merge`            merging two results by their log-sum-exp
+=================  ===================================================================================
+
 Rules that hold for every emulation:
 
 * one request at a time, so that a row's bits cannot depend on its neighbours;

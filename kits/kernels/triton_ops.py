@@ -46,9 +46,11 @@ def decode_attention(
     Scores are ``q . (k * k_scale) * scale``, capped by ``softcap`` (0 for none), then masked; values are
     ``v * v_scale``. ``sinks`` (Hq,) is one extra score per head, neither scaled nor capped.
 
-    A row whose end is not after its start has no keys: the kernel's loop is empty and the row becomes zeros. Nothing
-    is validated, as in any kernel; on the CPU a ``KernelFault`` names an offset or slot that lies outside.
+    A row whose end is not after its start has no keys: the kernel's loop is empty and the row becomes zeros. None
+    of it is validated, as in any kernel; on the CPU a ``KernelFault`` names an offset or slot that lies outside. Shapes
+    that do not fit are a ValueError on any device.
     """
+    _check_shapes("decode_attention", q, k_buffer, v_buffer, out, sinks)
     _decode_op(q, k_buffer, v_buffer, kv_indptr, kv_indices, out, scale, softcap, window, sinks, k_scale, v_scale)
 
 
@@ -92,6 +94,8 @@ def extend_attention(
     """
     if (custom_mask is None) != (mask_indptr is None):
         raise ValueError("extend_attention: custom_mask and mask_indptr go together")
+    _check_shapes("extend_attention", q, k_buffer, v_buffer, out, sinks)
+    _check_shapes("extend_attention", q, k_new, v_new, out, sinks)
     _extend_op(
         q,
         k_new,
@@ -113,6 +117,30 @@ def extend_attention(
         k_scale,
         v_scale,
     )
+
+
+def _check_shapes(
+    kernel: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    sinks: torch.Tensor | None,
+) -> None:
+    """What the launch needs to be true of shapes and strides: no value is read."""
+    fits = (
+        q.shape[1] % k.shape[1] == 0
+        and q.shape[2] == k.shape[2]
+        and v.shape[:2] == k.shape[:2]
+        and out.shape[0] >= q.shape[0]
+        and out.shape[1:] == (q.shape[1], v.shape[2])
+        and (sinks is None or sinks.shape == (q.shape[1],))
+    )
+    if not fits:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v, out) if x is not None)
+        raise ValueError(f"{kernel}: shapes of q, k, v, out do not fit: {shapes}; one sink per query head")
+    if any(x.stride(-1) != 1 for x in (q, k, v, out)):
+        raise ValueError(f"{kernel}: the last dimension of q, k, v and out must be contiguous")
 
 
 def _decode(

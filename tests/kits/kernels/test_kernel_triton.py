@@ -348,3 +348,15 @@ def test_bfloat16_is_refused_where_the_interpreter_would_get_it_wrong():
     problem = Problem([9, 5], [1, 1], (4, 4), (64, 64), seed=16, dtype=torch.bfloat16)
     with pytest.raises(TypeError, match="bfloat16"):
         problem.decode()
+
+
+def test_shapes_are_checked_on_the_host():
+    problem = Problem([9, 5], [1, 1], (4, 4), (64, 64), seed=17)
+    with pytest.raises(ValueError, match="do not fit"):
+        problem.decode(sinks=torch.zeros(3))
+    problem.v_new = problem.v_new[..., :32]
+    with pytest.raises(ValueError, match="do not fit"):
+        problem.extend()
+    problem.q = problem.q.transpose(1, 2).contiguous().transpose(1, 2)
+    with pytest.raises(ValueError, match="contiguous"):
+        problem.decode()
