@@ -4,10 +4,10 @@ import numpy
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
 
 from kits.errors import ModeLeakError
-from kits.graphs import device_session, host_tensor, is_capturing, is_host, is_pinned, new_graph, to_host
+from kits.graphs import device_session, host_tensor, is_capturing, is_host, is_pinned, new_graph, to_host, unobserved
 
 MADE = {
     "tensor": lambda **at: torch.tensor([1.0, 2.0], **at),
@@ -207,13 +207,13 @@ def test_a_capture_left_open_is_a_leak(cpu, own_session):
 
 
 def test_a_removed_mode_is_put_back(device, own_session):
-    with LeakyDispatch() as mode:
-        with pytest.raises(ModeLeakError, match="LeakyDispatch of the caller removed"), device_session(device):
-            mode.__exit__(None, None, None)
-        assert _get_current_dispatch_mode_stack() == [mode]
-        mode.old_dispatch_mode_flags.append(False)
-        mode.old_non_infra_dispatch_mode_flags.append(False)
-        mode.old_without_ignore_compile_internals_dispatch_mode_flags.append(False)
+    mode = LeakyDispatch()
+    mode.__enter__()
+    with pytest.raises(ModeLeakError, match="LeakyDispatch of the caller removed"), device_session(device):
+        mode.__exit__(None, None, None)
+    assert _get_current_dispatch_mode_stack() == [mode]
+    _pop_mode()
+    assert _get_current_dispatch_mode_stack() == []
 
 
 def test_a_failure_keeps_its_error_and_notes_the_leak(device, own_session):
@@ -231,3 +231,11 @@ def test_a_clean_session_leaves_no_trace(device, own_session):
             assert is_host(torch.ones(1))
         assert is_host(torch.ones(1))
     assert stacks() == before
+
+
+def test_unobserved_goes_past_the_split(cpu):
+    with unobserved():
+        x = torch.ones(2)
+        assert not is_host(x)
+        assert x.cpu() is x
+    assert is_host(torch.ones(2))
