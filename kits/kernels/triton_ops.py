@@ -46,9 +46,9 @@ def decode_attention(
     Scores are ``q . (k * k_scale) * scale``, capped by ``softcap`` (0 for none), then masked; values are
     ``v * v_scale``. ``sinks`` (Hq,) is one extra score per head, neither scaled nor capped.
 
-    A row whose end is not after its start has no keys: the kernel's loop is empty and the row becomes zeros. None
-    of it is validated, as in any kernel; on the CPU a ``KernelFault`` names an offset or slot that lies outside. Shapes
-    that do not fit are a ValueError on any device.
+    A row whose end is not after its start has no keys: the loop is empty and the row becomes zeros. No value of these
+    arrays is validated, as in any kernel; on the CPU a ``KernelFault`` names an offset or slot that lies outside.
+    Shapes that do not fit are a ValueError on any device.
     """
     _check_shapes("decode_attention", q, k_buffer, v_buffer, out, sinks)
     _decode_op(q, k_buffer, v_buffer, kv_indptr, kv_indices, out, scale, softcap, window, sinks, k_scale, v_scale)
