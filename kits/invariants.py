@@ -39,7 +39,8 @@ def check_metadata(metadata: dict[str, Any], batch: Batch, live: Sequence[Reques
     """Raise a MetadataError that lists every violation; ``live`` are the requests of the first rows.
 
     A name may carry a part (``step1.kv_indptr``): each draft step is checked like a forward of its own, with as many
-    rows as it has query offsets or branches; ``tree.`` fields have a row per draft token, which no request owns alone.
+    rows as it has branches. A part with a query offset for each token has a row per token (``tree.``, or a backend that
+    expands rows to tokens).
     """
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for name, value in metadata.items():
@@ -61,13 +62,13 @@ def check_metadata(metadata: dict[str, Any], batch: Batch, live: Sequence[Reques
 def _rows_of(
     part: str, fields: dict[str, torch.Tensor], batch: Batch, live: Sequence[Request]
 ) -> tuple[int, list[Request]]:
-    """Rows of a part and the owner of each live one. A branch of a draft belongs to its request."""
+    """Rows of a part and the owner of each live one. A branch of a draft belongs to its request, as a token does."""
     if part.startswith("step") and "kv_indptr" in fields:
         assert batch.spec_info is not None
         return batch.num_tokens, [request for request in live for _ in range(batch.spec_info.topk)]
-    if part == "tree":
-        assert batch.spec_info is not None
-        return batch.num_tokens, [request for request in live for _ in range(batch.spec_info.draft_tokens)]
+    offsets = next((fields[name] for name in ("qo_indptr", "cu_seqlens_q") if name in fields), None)
+    if offsets is not None and len(offsets) - 1 == batch.num_tokens != batch.batch_size:
+        return batch.num_tokens, [request for request in live for _ in range(request.extend_len)]
     return batch.batch_size, list(live)
 
 
