@@ -121,7 +121,7 @@ class FA3Backend(PersistentBackend):
             causal=causal,
             window_size=(-1, -1) if layer.window is None else (layer.window - 1, 0),
             softcap=layer.softcap or 0.0,
-            sinks=layer.sinks,
+            sinks=None if layer.sinks is None else layer.sinks.to(q.dtype),
             return_softmax_lse=True,
             ver=self.version,
         )
