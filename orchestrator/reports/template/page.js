@@ -6,7 +6,6 @@ const form = document.getElementById("filters");
 const table = document.getElementById("matrix");
 const dialog = document.getElementById("detail");
 const chosen = new Set();
-let opener = null;
 
 function make(tag, attributes, ...children) {
   const element = document.createElement(tag);
@@ -100,7 +99,7 @@ function paint() {
         const name = `${method} ${backend}, ${DATA.sweeps[columns[at]]}: ${describe(group)}`;
         const button = make("button", { type: "button", tabindex: "-1", "aria-label": name, title: name });
         button.append(...cellOf(group, mode, slowest));
-        button.addEventListener("click", () => open(name, group, button));
+        button.addEventListener("click", () => open(name, group));
         cell.append(button);
       }
       line.append(cell);
@@ -167,8 +166,7 @@ function histogram(where, values, bins, mark) {
   document.getElementById(where).replaceChildren(svg);
 }
 
-function open(title, subtests, button) {
-  opener = button;
+function open(title, subtests) {
   document.getElementById("detail-title").textContent = title;
   const sorted = [...subtests].sort((a, b) => a[OUTCOME] - b[OUTCOME] || (b[MARGIN] || 0) - (a[MARGIN] || 0));
   document.getElementById("detail-body").replaceChildren(...sorted.slice(0, 500).map(entry));
@@ -240,7 +238,6 @@ form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("reset", () => { chosen.clear(); setTimeout(paint); });
 document.getElementById("close").addEventListener("click", () => dialog.close());
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
-dialog.addEventListener("close", () => { if (opener && opener.isConnected) opener.focus(); });
 table.addEventListener("keydown", (event) => {
   const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
   if (!steps[event.key] || event.target.tagName !== "BUTTON") return;
