@@ -57,7 +57,7 @@ def flash_attn_with_kvcache(
     Returns ``out`` (T, Hq, Dv) in q's dtype (bfloat16 for 8-bit q), and with ``return_softmax_lse`` also ``lse``
     (Hq, T) float32 (natural log, sinks included). Both are fresh memory: rows that no request covers (beyond
     ``cu_seqlens_q[-1]`` or ``max_seqlen_q``) hold garbage, NaN in the emulation. A request of length 0, or of a
-    negative length, has no key to loop over: zeros, and -inf.
+    negative length, has no key to loop over: zeros, and -inf (measured with version 3 on an H200).
 
     Raises ValueError or TypeError for what the library refuses on the host, ``KernelFault`` (emulation) for offsets
     that decrease or leave q, a table too narrow for a length, and page ids outside the cache.
