@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import TypeAlias
 
 import torch
 
@@ -12,7 +13,7 @@ from kits.kernels import _flashinfer_schedule as schedule
 from kits.kernels import _ops
 from kits.kernels._flashinfer_paged import kv_length, run_paged
 
-Cache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Cache: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 handles = itertools.count(1)
 
 
