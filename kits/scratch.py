@@ -45,7 +45,7 @@ def spoiled() -> list[str]:
         storage = reference.lock()
         if storage is None:
             continue
-        whole = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (math.prod(shape) + 2 * GUARD,))  # type: ignore[call-overload]
+        whole = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (math.prod(shape) + 2 * GUARD,))
         zones = torch.cat([whole[:GUARD], whole[-GUARD:]])
         intact = torch.isnan(zones) if dtype.is_floating_point else zones == _garbage(dtype)
         if not bool(intact.all()):
