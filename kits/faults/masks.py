@@ -81,11 +81,11 @@ def f32(plant: Plant) -> None:
             original(self, qo_indptr, kv_indptr, *rest, window_left=-1, **options)
             if window_left < 0:
                 return
-            plant.witness()
             q_lens, kv_lens = (
                 [stop - start for start, stop in itertools.pairwise(offsets.tolist())]
                 for offsets in (qo_indptr, kv_indptr)
             )
+            plant.witness(changed=max(kv_lens) > window_left + 1)
             keys, tiles = schedule.read(self.kernel, self.int_workspace, 3)
             kept: list[tuple[int, ...]] = [
                 (row, query_tile, key_tile)
@@ -143,7 +143,8 @@ def f34(plant: Plant) -> None:
             packed, starts = original(mask, sizes)
             bits = list(itertools.accumulate(sizes, initial=0))
             wrong = torch.tensor([count // 8 for count in bits], dtype=starts.dtype, device=starts.device)
-            return packed, plant.swap(starts, wrong)
+            plant.swap(starts[:-1], wrong[:-1])
+            return packed, wrong
 
         return segment_packbits
 

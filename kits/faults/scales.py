@@ -10,7 +10,7 @@ from kits.backends import flash_attention
 from kits.backends.flashinfer import PagedKernels
 from kits.faults.registry import Plant, Touches, fault
 from kits.faults.sources import edited
-from kits.kernels import _flashinfer_paged, flash_attn, triton_ops
+from kits.kernels import _flashinfer_paged, flash_attn, triton_ops, trtllm
 from kits.kernels._flashinfer_wrapper import PagedWrapper
 
 
@@ -70,10 +70,10 @@ def f39a(plant: Plant) -> None:
 def f39b(plant: Plant) -> None:
     def make(original: Any) -> Any:
         def run(self: PagedKernels, wrapper: Any, q: Any, layer: Any, group: Any) -> Any:
-            keys, values = group.k[layer.index], group.v[layer.index]
+            plant.witness(changed=(layer.k_scale, layer.v_scale) != (1.0, 1.0))
             caches = (
-                plant.swap(keys, (keys * layer.k_scale).to(keys.dtype)).unsqueeze(1),
-                plant.swap(values, (values * layer.v_scale).to(values.dtype)).unsqueeze(1),
+                (group.k[layer.index] * layer.k_scale).to(q.dtype).unsqueeze(1),
+                (group.v[layer.index] * layer.v_scale).to(q.dtype).unsqueeze(1),
             )
             return wrapper.run(q, caches, k_scale=layer.k_scale, v_scale=layer.v_scale)
 
@@ -188,13 +188,25 @@ def f42a(plant: Plant) -> None:
 
 @fault(
     "F42b",
+    title="decode takes the number of KV heads for the size of a group",
+    references=("HazyResearch/HipKittens#22",),
+    kind=8,
+    axes="grouped heads in decode, as many KV heads as heads in a group excepted",
+    touches=Touches(backends=("trtllm_mha",), sweeps=("eager", "layouts", "decode_cg")),
+)
+def f42b(plant: Plant) -> None:
+    _map_heads(plant, trtllm, lambda head, group, kv_heads: head // kv_heads % kv_heads)
+
+
+@fault(
+    "F42c",
     title="a tile of 16 query heads reads the KV head of its first",
     references=("FlashML-org/FreeToken#177",),
     kind=8,
     axes="grouped heads, 16 no divisor of the group's size",
     touches=Touches(backends=("flashinfer",), methods=("dense", "swa"), sweeps=("eager",)),
 )
-def f42b(plant: Plant) -> None:
+def f42c(plant: Plant) -> None:
     _map_heads(plant, _flashinfer_paged, lambda head, group, kv_heads: head // 16 * 16 // group)
 
 
