@@ -50,7 +50,6 @@ CODES = {
     "O303": "the runs come from different commits",
     "O304": "the runs come from different plans",
     "O305": "the same shard is there twice",
-    "O306": "the runs do not cover the plan",
     "O307": "the runs were cut into different numbers of shards",
     "O308": "the runs overlap",
     "O309": "the runs used different profiles or selections",
@@ -66,7 +65,6 @@ CODES = {
     "O504": "too many workers had to be replaced",
     "O505": "the output folder cannot be made",
     "O506": "the launcher process died again and again",
-    "O507": "this operating system has no process groups",
     "O508": "an option has a value out of range",
 }
 

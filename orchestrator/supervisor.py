@@ -30,6 +30,8 @@ TICK = 0.2
 MAX_IDLE_DEATHS = 3
 """A lane whose workers die this often in a row before they run anything is given up."""
 MAX_COLLECT_DEATHS = 2
+MAX_LOST = 2
+"""How often a subtest may be taken from its process, or its result be lost, before it counts as crashed."""
 STRIKES = 3
 """Unrelated subtests that must break on a device before it is set aside."""
 
@@ -195,34 +197,53 @@ class Supervisor:
         """Take a worker's new events: the ledger decides what counts, this follows where the worker is."""
         for event in worker.tail.finish() if final else worker.tail.read():
             attempt = self.ledger.feed(worker.name, event)
+            job = self.follow(worker, event) if isinstance(event, dict) else None
             if attempt is not None:
-                job, worker.inside = worker.inside, None
-                worker.finished += 1
                 self.busy[worker.lane] += attempt.seconds
-                worker.since = time.monotonic()
-                self.idle_deaths[worker.lane] = 0
                 if job is not None:
                     self.after(job, attempt)
-            elif isinstance(event, dict):
-                self.follow(worker, event)
 
-    def follow(self, worker: Worker, event: dict[str, object]) -> None:
-        kind = event["event"]
+    def follow(self, worker: Worker, event: dict[str, object]) -> Job | None:
+        """Keep track of what the worker does; returns the job that it finished."""
+        kind, now = event["event"], time.monotonic()
         if kind == "ready":
-            worker.ready, worker.since = True, time.monotonic()
-            self.start[worker.lane] += worker.since - worker.asked
+            worker.ready, worker.since = True, now
+            self.start[worker.lane] += now - worker.asked
         elif kind == "collect":
-            worker.collecting, worker.since = str(event.get("file")), time.monotonic()
+            worker.collecting, worker.since = str(event.get("file")), now
         elif kind == "start":
-            key = self.ledger.key_of(event)
-            job = next((job for job in worker.queue if (job.planned.id, job.attempt) == key), None)
-            if job is None or worker.inside is not None:
+            job = self.handed(worker, event)
+            if job is None:
                 self.ledger.note(f"{worker.name}: started what it was not handed")
-                return
-            worker.queue.remove(job)
-            worker.inside, worker.collecting, worker.since = job, None, time.monotonic()
-            offset = event.get("log")
-            worker.log_offset = offset if isinstance(offset, int) else 0
+            else:
+                self.missed(worker)
+                worker.queue.remove(job)
+                worker.inside, worker.collecting, worker.since = job, None, now
+                offset = event.get("log")
+                worker.log_offset = offset if isinstance(offset, int) else 0
+        elif kind == "finish" and worker.inside is not None:
+            job = worker.inside
+            if self.ledger.key_of(event) == (job.planned.id, job.attempt):
+                worker.inside, worker.since = None, now
+                worker.finished += 1
+                self.idle_deaths[worker.lane] = 0
+                return job
+        return None
+
+    def handed(self, worker: Worker, event: dict[str, object]) -> Job | None:
+        key = self.ledger.key_of(event)
+        return next((job for job in worker.queue if (job.planned.id, job.attempt) == key), None)
+
+    def missed(self, worker: Worker) -> None:
+        """A start while inside of another subtest: the finish between them was lost, so that one must run again."""
+        job, worker.inside = worker.inside, None
+        if job is not None:
+            job.lost += 1
+            self.ledger.note(f"{worker.name}: the finish of {job.planned.id} cannot be read")
+            if job.lost <= MAX_LOST:
+                self.scheduler.put_back([job])
+            else:
+                self.write_judgement(job, outcomes.CRASHED, "its result could not be read, again and again", worker)
 
     def after(self, job: Job, attempt: Attempt) -> None:
         """A subtest has its outcome: confirm it where asked, and watch the device's health."""
@@ -279,7 +300,7 @@ class Supervisor:
             raise OrchestratorError("O501", f"{worker.name} cannot record: {worker.fatal}", "free space, then --resume")
         job, worker.inside = worker.inside, None
         if job is not None:
-            innocent = worker.killed in ("launcher", "device") and job.lost < 2
+            innocent = worker.killed in ("launcher", "device") and job.lost < MAX_LOST
             if innocent:
                 job.lost += 1
                 worker.queue.appendleft(job)

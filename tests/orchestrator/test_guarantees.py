@@ -1,0 +1,182 @@
+"""Takes the orchestrator's guarantees away one at a time: what they protect against must then show, and loudly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.campaign.__main__ import one_run
+from orchestrator.campaign.audit import audit
+from orchestrator.campaign.fakesuite import passing, write_suite
+from orchestrator.campaign.pretend import pretend_run
+from orchestrator.campaign.scenarios import SCENARIOS
+from orchestrator.cli import main
+from orchestrator.devices import Lanes
+from orchestrator.folder import Folder
+from orchestrator.ledger import Ledger
+from orchestrator.running import Ended, Request, describe, execute, prepare
+from orchestrator.scheduling import Scheduler
+from orchestrator.supervisor import Supervisor
+
+
+@pytest.fixture
+def run_here(tmp_path, monkeypatch):
+    """Run a fake suite with this process as the supervisor."""
+    monkeypatch.delenv("ATTNMATRIX_FAULT", raising=False)
+    monkeypatch.setenv("ATTNMATRIX_FAKE_MARKS", str(tmp_path))
+
+    def run(ids: list[str], workers: int = 1, **options) -> Ended:
+        suite = write_suite(tmp_path / "suite", ids)
+        request = Request(tests=suite, shards=1, preload=("pytest",), deadline=1.0, **options)
+        lanes = Lanes(["cpu"] * workers, "cpu", "")
+        manifest, plan = prepare(request, "cpu")
+        folder = Folder(tmp_path / "run")
+        folder.create()
+        described = describe(request, manifest, plan, lanes)
+        folder.save(described, plan)
+        return execute(request, folder, described, plan, lanes, folder.lock(), lambda supervisor, attempt: None)
+
+    return run
+
+
+IDS = ["dense.aa.eager.pass_0", "dense.aa.eager.exit0", "dense.aa.eager.pass_1", "dense.aa.eager.pass_2"]
+
+
+def test_with_all_guarantees(run_here):
+    ended = run_here(IDS)
+    assert ended.verdict.counts == {"passed": 3, "crashed": 1}
+    assert ended.verdict.exit_code == 3
+
+
+def test_a_supervisor_that_does_not_requeue_cannot_hide_it(run_here, monkeypatch):
+    monkeypatch.setattr(Scheduler, "put_back", lambda self, jobs: None)
+    ended = run_here(IDS)
+    assert ended.verdict.counts["not_run"] >= 1
+    assert sum(ended.verdict.counts.values()) == 4
+    assert ended.verdict.exit_code != 0
+
+
+def test_a_supervisor_that_judges_nobody_cannot_hide_it(run_here, monkeypatch):
+    monkeypatch.setattr(Supervisor, "judge", lambda self, worker, job, how: None)
+    ended = run_here(IDS)
+    assert ended.verdict.counts == {"passed": 3, "not_run": 1}
+    assert ended.verdict.exit_code == 7
+
+
+def test_a_supervisor_that_counts_twice_cannot_hide_it(run_here, monkeypatch):
+    """Every job is handed out again after it has finished."""
+    after = Supervisor.after
+    twice: set[str] = set()
+
+    def again(self, job, attempt):
+        after(self, job, attempt)
+        if job.planned.id not in twice:
+            twice.add(job.planned.id)
+            self.scheduler.put_back([job])
+
+    monkeypatch.setattr(Supervisor, "after", again)
+    ended = run_here(passing(3))
+    assert ended.verdict.counts == {"passed": 6}
+    assert ended.verdict.noted >= 6, "each second outcome is noted and counts for nothing"
+
+
+def test_a_supervisor_that_stops_at_once_leaves_everything_not_run(run_here, monkeypatch):
+    monkeypatch.setattr(Supervisor, "loop", lambda self, crew: None)
+    ended = run_here(passing(2))
+    assert ended.verdict.counts == {"not_run": 4}
+    assert ended.verdict.exit_code == 7
+
+
+def test_without_settling_the_device_the_wrong_subtest_is_blamed(bench):
+    """The same suite as in test_supervision, with the synchronisation taken out of the workers."""
+    ids = ["dense.aa.eager.poison", "dense.aa.eager.pass_1"]
+    suite = bench(ids)
+    suite.env["PYTHONPATH"] = str(suite.home)
+    code = "from orchestrator.worker_plugin import WorkerPlugin\nWorkerPlugin.settle = lambda self: None\n"
+    (suite.home / "no_settling.py").write_text(code)
+    done = suite.run("--plugin", "no_settling", "--workers", "1", "--shards", "1")
+    assert done.outcomes()[ids[0]] == "passed", "only settling the device finds this"
+
+
+def test_a_result_that_cannot_be_read_is_made_again(run_here, monkeypatch):
+    """The first finish of every subtest is lost on its way to the supervisor: all of them run a second time."""
+    feed, follow, seen = Ledger.feed, Supervisor.follow, set()
+
+    def lost(event) -> bool:
+        return isinstance(event, dict) and event["event"] == "finish" and (event["id"], event["t"]) in hidden
+
+    hidden: set[tuple[str, float]] = set()
+
+    def deaf(self, source, event):
+        if isinstance(event, dict) and event["event"] == "finish" and event["id"] not in seen:
+            seen.add(event["id"])
+            hidden.add((event["id"], event["t"]))
+        return None if lost(event) else feed(self, source, event)
+
+    monkeypatch.setattr(Ledger, "feed", deaf)
+    monkeypatch.setattr(Supervisor, "follow", lambda self, w, e: None if lost(e) else follow(self, w, e))
+    ended = run_here(passing(3, ("aa",)), start_limit=1.0)
+    assert ended.verdict.counts == {"passed": 3}
+
+
+# The audit of the campaign
+
+
+@pytest.fixture
+def audited(tmp_path):
+    """A good run, with the marks that its subtests would have left."""
+    ids = passing(3)
+    suite = write_suite(tmp_path / "suite", ids)
+    folder = pretend_run(suite, tmp_path / "run")
+    assert main(["report", str(folder.path)]) == 0
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    for id in ids:
+        (marks / f"{id}.ran").touch()
+    return folder.path, ids, marks
+
+
+def test_the_audit_finds_nothing_in_a_good_run(audited):
+    folder, ids, marks = audited
+    assert audit(folder, ids, marks, 0, 0) == []
+
+
+def change(folder: Path, edit) -> None:
+    path = folder / "results.json"
+    raw = json.loads(path.read_text())
+    edit(raw)
+    path.write_text(json.dumps(raw))
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda raw: raw["subtests"].pop(), "is lost"),
+        (lambda raw: raw["subtests"].append(raw["subtests"][0]), "counted 2 times"),
+        (lambda raw: raw["subtests"][0].update(id="dense.zz.eager.pass_0"), "never planned"),
+        (lambda raw: raw["subtests"][0].update(outcome="fine"), "ended as fine"),
+        (lambda raw: raw["subtests"][0].update(outcome="failed"), "not passed"),
+        (lambda raw: raw["subtests"][0].update(outcome="crashed"), "not passed"),
+        (lambda raw: raw["counts"].update(passed=7), "do not add up"),
+        (lambda raw: raw.update(exit_code=1), "does not fit"),
+    ],
+)
+def test_the_audit_finds_every_kind_of_wrong(audited, edit, words):
+    folder, ids, marks = audited
+    change(folder, edit)
+    assert any(words in wrong for wrong in audit(folder, ids, marks, 0, 0))
+
+
+def test_the_audit_does_not_believe_a_pass_that_never_ran(audited):
+    folder, ids, marks = audited
+    (marks / f"{ids[0]}.ran").unlink()
+    assert audit(folder, ids, marks, 0, 0) == [f"{ids[0]} is passed and never ran"]
+
+
+@pytest.mark.parametrize("name", ["supervisor and launcher killed", "results soiled", "several runners"])
+def test_a_piece_of_the_campaign(tmp_path, name):
+    number = next(n for n, scenario in enumerate(SCENARIOS) if scenario.name == name)
+    outcome = one_run(number, 7, tmp_path)
+    assert outcome.wrong == [], (tmp_path / f"{number:04d}" / "log.txt").read_text()
