@@ -1,9 +1,8 @@
 """The real CUDA graph behind the recorder's interface.
 
 CUDA captures and replays. Beside it an observing mode sees the ops of the capture, so that ``ops``, ``reads`` and
-``writes`` mean what they mean on the recorder, and notes which rule a call breaks, so that an error of CUDA's gets the
-recorder's name. Raw Triton launches and random numbers are refused here too (``refusals.OWN_RULES``): the observer
-cannot see what the first read, and the second make no two runs comparable.
+``writes`` mean what they mean on the recorder, and refuses by the recorder's rules what CUDA is about to refuse. What
+goes on inside a kernel's op is CUDA's own to judge.
 """
 
 from __future__ import annotations
@@ -21,13 +20,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kits.errors import CaptureError
 from kits.graphs import host, launches
 from kits.graphs.base import FunctionWatch, Graph, capturing, tensor_arguments
-from kits.graphs.refusals import OWN_RULES, explain_cuda_error, function_refusal, op_refusal
+from kits.graphs.refusals import OWN_RULES, RECORDER_RULES, explain_cuda_error, function_refusal, op_refusal
 from kits.graphs.schemas import op_info
 from kits.graphs.storages import StorageRef
 
 _capture_streams: dict[int, torch.cuda.Stream] = {}
 _failed: list[torch.cuda.CUDAGraph] = []
 """Graphs whose capture failed. The allocator may go on asking them about streams, so they must not be freed."""
+
+
+_asking = False
+
+
+@contextmanager
+def asking_cuda() -> Iterator[None]:
+    """Leave it to CUDA itself to refuse, in the ``with`` block: it shows whether our rules are its own."""
+    global _asking
+    outer, _asking = _asking, True
+    try:
+        yield
+    finally:
+        _asking = outer
 
 
 class CudaGraph(Graph):
@@ -143,7 +156,7 @@ class _Observer(TorchDispatchMode):
         self._private: dict[int, StorageWeakRef] = {}
         self._externals: dict[int, StorageRef] = {}
         self.noted: CaptureError | None = None
-        """The rule that the last torch function broke, by itself or by an op in it."""
+        """While CUDA is asked: the rule that the last torch function broke, by itself or by an op in it."""
 
     supports_higher_order_operators = True
 
@@ -152,12 +165,17 @@ class _Observer(TorchDispatchMode):
         return True  # or compiled code would run uncompiled under this mode
 
     def look(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        self.noted = function_refusal(func, args, kwargs)
+        self.noted = None
+        refusal = function_refusal(func, args, kwargs)
+        if refusal is not None:
+            self.refuse(refusal)
 
-    def note(self, refusal: CaptureError) -> None:
-        self.noted = refusal
-        if refusal.rule in OWN_RULES:
+    def refuse(self, refusal: CaptureError) -> None:
+        if refusal.rule in RECORDER_RULES:
+            return
+        if not _asking or refusal.rule in OWN_RULES:
             raise refusal
+        self.noted = refusal
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -175,7 +193,7 @@ class _Observer(TorchDispatchMode):
             if len(hosts) < len(tensors) or (not tensors and "cuda" in str(kwargs.get("device"))):
                 refusal = op_refusal(info, args, kwargs, hosts)
                 if refusal is not None:
-                    self.note(refusal)
+                    self.refuse(refusal)
                 if info.kind != "view":
                     self._look(info, tensors)
             with launches.inside_op():

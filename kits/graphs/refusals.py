@@ -1,7 +1,8 @@
 """What a CUDA graph capture refuses, as one rulebook for the recorder and for the real graph.
 
-The recorder raises the rules at the call that breaks them. On CUDA the same rules are only noted call by call, CUDA
-itself refuses, and the note names the error (``explain_cuda_error``); two rules of our own are raised there too.
+The rules are raised at the call that breaks them, on both machines, before the call: a capture that CUDA has refused
+cannot be told from one that something else spoiled. That CUDA refuses the same is tested by asking it
+(``kits.graphs.cuda.asking_cuda``); its own errors are put into these words by ``explain_cuda_error``.
 
 Rules see a call at two levels, since neither shows everything: the Python function (``tolist`` and ``numpy`` reach no
 dispatcher, a list index arrives there as a tensor) and the op (what a composite function does inside).
@@ -32,14 +33,19 @@ RULES = {
     "unjoined_stream": "work of a side stream that the captured stream never waits for",
     "nested_capture": "a capture within a capture",
     "resize": "a tensor is resized, so that its memory moves",
+    "not_permitted": "CUDA refused, and no call outside of its kernels breaks a rule: a kernel's library waited for "
+    "the device, or memory was given back",
     "no_fake_kernel": "an op without a fake kernel, so that its result is not known before it runs",
     "unsupported_op": "an op that the recorder cannot replay",
 }
-"""Stable names, used as ``CaptureError.rule``. They are CUDA's, but for the last three, which are the recorder's, and
-those of ``OWN_RULES``."""
+"""Stable names, used as ``CaptureError.rule``. They are CUDA's, but for those of the next two sets."""
 
-OWN_RULES = frozenset({"raw_triton_launch", "random"})
-"""Raised on CUDA too. CUDA itself would take both: it launches anything, and its generators are graph-safe."""
+OWN_RULES = frozenset({"raw_triton_launch", "random", "resize"})
+"""CUDA itself would take these: it launches anything, its generators are graph-safe, and a graph keeps the address that
+a resized tensor had."""
+
+RECORDER_RULES = frozenset({"no_fake_kernel", "unsupported_op"})
+"""What the recorder cannot do; not raised on CUDA."""
 
 
 def refuse(rule: str, what: str) -> CaptureError:
@@ -95,13 +101,18 @@ def _index(func: Any, args: tuple, kwargs: dict[str, Any]) -> CaptureError | Non
             if is_host(index):
                 if index.dim():
                     return refuse("host_tensor_read", "indexing with a tensor of the host")
-            elif index.dtype in (torch.bool, torch.uint8) and (
-                func is not torch.Tensor.__setitem__ or _on_device(args[2])
-            ):
-                return refuse("boolean_mask", f"{func.__name__} with a boolean mask")
-        elif index is not None and not isinstance(index, (int, slice, type(...))) and not hasattr(index, "__index__"):
+            elif index.dtype in (torch.bool, torch.uint8):
+                if func is not torch.Tensor.__setitem__ or _on_device(args[2]):
+                    return refuse("boolean_mask", f"{func.__name__} with a boolean mask")
+            elif not index.dim():
+                return refuse("host_read", "indexing with a single value of the device, which the host reads first")
+        elif not (index is None or isinstance(index, (int, slice, type(...))) or _is_number(index)):
             return refuse("host_list", f"indexing with a {type(index).__name__}")
     return None
+
+
+def _is_number(value: Any) -> bool:
+    return hasattr(value, "__index__") and not getattr(value, "ndim", 0)  # an array of numpy has it too
 
 
 _T = torch.Tensor
@@ -212,19 +223,18 @@ _CUDA_TEXTS = (
     ("unjoined", ("unjoined_stream",), "unjoined_stream"),
     ("philox", ("random",), "random"),
     ("offset increment outside graph capture", ("random",), "random"),
-    ("when stream is capturing", (), "host_read"),
-    ("streamcapture", (), "host_read"),
-    ("error during capture", (), "host_read"),
-    ("during capture", (), "host_read"),
-    ("capturing", (), "host_read"),
+    ("when stream is capturing", (), "not_permitted"),
+    ("streamcapture", (), "not_permitted"),
+    ("error during capture", (), "not_permitted"),
+    ("during capture", (), "not_permitted"),
+    ("capturing", (), "not_permitted"),
 )
 
 
 def explain_cuda_error(error: BaseException, noted: CaptureError | None) -> CaptureError | None:
     """The ``CaptureError`` for an error that CUDA raised in a capture, or None if it has nothing to do with capture.
 
-    ``noted`` is the rule that the last calls broke; it is believed where it fits CUDA's words. Without a note, an
-    operation that CUDA does not permit is most often a synchronisation: a read by the host.
+    ``noted`` is the rule that the last call broke, where CUDA was asked; it is believed where it fits CUDA's words.
     """
     if isinstance(error, CaptureError):
         return error

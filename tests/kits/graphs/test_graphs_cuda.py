@@ -6,6 +6,7 @@ The other files of this folder test the real thing, where ``ATTNMATRIX_DEVICE=cu
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 
@@ -133,12 +134,12 @@ def refused_by_cuda(call) -> None:
         (lambda x: x[x > 0], "boolean_mask"),
         (lambda x: x[[0]], "host_list"),
         (lambda x: x.copy_(torch.ones(1)), "pageable_copy"),
-        (lambda x: x + 1, "host_read"),  # nothing noted: the usual reason
+        (lambda x: x + 1, "not_permitted"),  # nothing noted
     ],
 )
 def test_refusals_of_cuda_get_the_name_of_what_was_noted(fake, call, rule):
     x, graph = on_device(1), new_graph()
-    with pytest.raises(CaptureError) as caught, graph.capture():
+    with cuda.asking_cuda(), pytest.raises(CaptureError) as caught, graph.capture():
         refused_by_cuda(lambda: call(x))
     assert caught.value.rule == rule
     assert NOT_PERMITTED in str(caught.value)
@@ -148,17 +149,54 @@ def test_refusals_of_cuda_get_the_name_of_what_was_noted(fake, call, rule):
 
 def test_a_note_is_forgotten_at_the_next_call(fake):
     x, graph = on_device(1), new_graph()
-    with pytest.raises(CaptureError) as caught, graph.capture():
-        refused_by_cuda(lambda: (x.resize_(1), x + 1))
-    assert caught.value.rule == "host_read"
+    with cuda.asking_cuda(), pytest.raises(CaptureError) as caught, graph.capture():
+        refused_by_cuda(lambda: (x.add_(torch.ones(())), x.copy_(torch.ones(1)), x + 1))
+    assert caught.value.rule == "not_permitted"
 
 
-def test_random_is_refused_here_too(fake):
+@pytest.mark.parametrize(
+    ("call", "rule"),
+    [
+        (lambda x: x.tolist(), "host_read"),
+        (lambda x: torch.equal(x, x), "host_read"),
+        (lambda x: x[x.long()[0]], "host_read"),
+        (lambda x: x.unique(), "data_dependent_shape"),
+        (lambda x: x.index_put_((x > 0,), x), "boolean_mask"),
+        (lambda x: x[numpy.array([0])], "host_list"),
+        (lambda x: x.copy_(torch.ones(1)), "pageable_copy"),
+        (lambda x: x.uniform_(), "random"),
+        (lambda x: x.resize_(2), "resize"),
+    ],
+)
+def test_a_rule_is_raised_before_the_call(fake, call, rule):
     x, graph = on_device(1), new_graph()
     with pytest.raises(CaptureError) as caught, graph.capture():
+        call(x)
+    assert caught.value.rule == rule
+    assert fake.calls == ["begin", "end"]
+    assert graph.ops in ([], ["aten::gt.Scalar"], ["aten::_to_copy"])
+
+
+def test_our_own_rules_hold_while_cuda_is_asked(fake):
+    x, graph = on_device(1), new_graph()
+    with cuda.asking_cuda(), pytest.raises(CaptureError) as caught, graph.capture():
         x.uniform_()
     assert caught.value.rule == "random"
-    assert fake.calls == ["begin", "end"]
+
+
+def test_scalars_and_writes_by_index_are_allowed(fake):
+    """What pools and backends do in a graph: numbers that torch turns into host tensors are no host tensors."""
+    x, slots, graph = on_device(3, 4), on_device(2, dtype=torch.int64), new_graph()
+    with torch.no_grad(), graph.capture():
+        kept = torch.where(slots == -1, 0, slots)
+        x.index_put_((kept,), x[:2] / 2.0)
+        x[:, 1] = 3.0
+        x.masked_fill_(x > 3, float("-inf"))
+        torch.clamp(slots - 1, min=0)
+        torch.where(x > 3, x, 0.0)
+        torch.full_like(x, 2.0)
+        x.index_select(0, slots).logaddexp(x[:2]).to(torch.float16).contiguous()
+    assert graph.captures == 1
 
 
 def test_other_errors_stay_what_they_are(fake):
@@ -186,7 +224,7 @@ def test_a_capture_that_cannot_end_is_cleaned_up(fake):
 def test_the_first_error_is_told_when_the_end_fails_too(fake):
     graph = new_graph()
     fake.end_error = "CUDA error: operation failed due to a previous error during capture"
-    with pytest.raises(CaptureError) as caught, graph.capture():
+    with cuda.asking_cuda(), pytest.raises(CaptureError) as caught, graph.capture():
         refused_by_cuda(lambda: on_device(1).item())
     assert caught.value.rule == "host_read"
     assert NOT_PERMITTED in str(caught.value)

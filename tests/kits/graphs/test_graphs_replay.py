@@ -258,11 +258,12 @@ def test_autograd_does_not_disturb(device):
     layer = torch.nn.Linear(4, 2, device=device)
     x = torch.ones(3, 4, device=device)
     with torch.enable_grad():
+        layer(x)  # a library of CUDA cannot set itself up inside a capture
         graph = new_graph(device)
         with graph.capture():
             out = layer(x)
     graph.replay()
-    assert torch.equal(out, layer(x))
+    torch.testing.assert_close(out, layer(x))
 
 
 def test_largest_first_captures_share_static_buffers(device):
