@@ -75,6 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
 def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ids", nargs="*", metavar="ID", help="subtest ids or pytest nodes; all if none are given")
     parser.add_argument("--tests", type=Path, default=Path("generated_tests"), metavar="DIR", help="generated folder")
+    parser.add_argument("--profile", metavar="NAME", help="only what this profile of suite.toml has")
     parser.add_argument("-k", dest="keyword", default="", metavar="EXPR", help="words of ids with and, or, not, ( )")
     for name in ("method", "backend", "sweep"):
         parser.add_argument(f"--{name}", action="append", default=[], metavar="NAME", help=f"only this {name}")
@@ -103,7 +104,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     request = request_of(arguments)
     with choose_lanes(arguments.workers, arguments.workers_per_device, arguments.wait) as lanes:
         if arguments.resume is not None:
-            if arguments.ids or arguments.keyword or arguments.shard or arguments.output:
+            if arguments.ids or arguments.keyword or arguments.profile or arguments.shard or arguments.output:
                 raise OrchestratorError("O508", "--resume continues a plan: it takes no ids, filters or --output")
             folder = Folder(arguments.resume)
             folder.reopen()
@@ -212,7 +213,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
         tests=arguments.tests,
         selection=Selection(
             tuple(arguments.ids), arguments.keyword,
-            tuple(arguments.method), tuple(arguments.backend), tuple(arguments.sweep),
+            tuple(arguments.method), tuple(arguments.backend), tuple(arguments.sweep), arguments.profile,
         ),
         shards=arguments.shards, part=part_of(arguments.shard), durations=arguments.durations,
         deadline=options.get("deadline"), repeat=options.get("repeat", 1), confirm=options.get("confirm", 0),

@@ -33,6 +33,8 @@ class Planned:
     action: str | None = None
     required_exit: str | None = None
     """For the action ``crash``: ``SIGSEGV``, ``exit:3`` or ``cuda_error``; None accepts any death."""
+    profiles: tuple[str, ...] = ()
+    """The profiles, besides the manifest's own, that have it."""
 
 
 @dataclass(slots=True)
@@ -113,13 +115,17 @@ def parse_row(row: object, number: int) -> Planned:
         raise OrchestratorError("O110", f"{id}: weight {short(weight)} is not a positive finite number")
     known, action = row.get("known_failure"), row.get("known_failure_action")
     required = row.get("known_failure_exit")
+    profiles = row.get("profiles", [])
+    if not isinstance(profiles, list) or not all(map(printable, profiles)):
+        raise OrchestratorError("O105", f"{id}: `profiles` must be a list of strings, got {short(profiles)}")
+    within = tuple(profiles)
     if known is None and action is None and required is None:
-        return Planned(id, file, test, method, backend, sweep, float(weight))
+        return Planned(id, file, test, method, backend, sweep, float(weight), profiles=within)
     if not printable(known) or action not in ACTIONS or not (required is None or printable(required)):
         raise OrchestratorError(
             "O111", f"{id}: known failure {short(known)} with action {short(action)}; actions are {', '.join(ACTIONS)}"
         )
-    return Planned(id, file, test, method, backend, sweep, float(weight), known, action, required)
+    return Planned(id, file, test, method, backend, sweep, float(weight), known, action, required, within)
 
 
 def check_counts(counts: object, subtests: list[Planned]) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator import outcomes
@@ -63,6 +63,8 @@ class Ended:
 def prepare(request: Request, kind: str) -> tuple[Manifest, Plan]:
     """Read the manifest, select, and cut the selection into shards for this kind of device."""
     manifest = load_manifest(request.tests)
+    if request.selection.profile == manifest.profile:  # all of them, then
+        request.selection = replace(request.selection, profile=None)
     chosen = select(manifest.subtests, request.selection)
     for file in sorted({planned.file for planned in chosen}):
         if not (manifest.folder / file).is_file():
@@ -84,7 +86,8 @@ def recorded(request: Request, kind: str) -> dict[str, float]:
 def describe(request: Request, manifest: Manifest, plan: Plan, lanes: Lanes) -> Run:
     """What ``run.json`` says."""
     return Run(
-        tests=str(request.tests), profile=manifest.profile, spec_sha256=manifest.spec_sha256,
+        tests=str(request.tests), profile=request.selection.profile or manifest.profile,
+        spec_sha256=manifest.spec_sha256,
         manifest_sha256=manifest.sha256, plan_sha256=plan.sha256, commit=commit_of(request.tests),
         selection=request.selection.arguments(), part=list(request.part) if request.part else None,
         repeat=request.repeat, confirm=request.confirm, fresh=request.fresh,

@@ -22,10 +22,12 @@ class Selection:
     methods: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
     sweeps: tuple[str, ...] = ()
+    profile: str | None = None
+    """A profile whose subtests are all in the manifest, other than the manifest's own; None for all of them."""
 
     def arguments(self) -> list[str]:
         """The command line that makes this selection."""
-        out: list[str] = list(self.ids)
+        out: list[str] = [*self.ids, *(["--profile", self.profile] if self.profile else [])]
         for option, values in (("--method", self.methods), ("--backend", self.backends), ("--sweep", self.sweeps)):
             for value in values:
                 out += [option, value]
@@ -35,6 +37,13 @@ class Selection:
 def select(subtests: Sequence[Planned], selection: Selection) -> list[Planned]:
     """The chosen subtests, in the manifest's order. A name that does not exist is an error, not an empty choice."""
     chosen: Iterable[Planned] = subtests
+    if selection.profile is not None:
+        known = {profile for planned in subtests for profile in planned.profiles}
+        if selection.profile not in known:
+            error = unknown("profile", selection.profile, known)
+            error.hint = error.hint or "one that has more subtests is generated into a folder of its own; see --tests"
+            raise error
+        chosen = [planned for planned in chosen if selection.profile in planned.profiles]
     if selection.ids:
         wanted = resolve_ids(subtests, selection.ids)
         chosen = [planned for planned in chosen if planned.id in wanted]

@@ -170,6 +170,30 @@ class BrokenDevice:
             raise RuntimeError("CUDA error: an illegal memory access was encountered (pretended)")
 
 
+class LeakedMode:
+    """Stands in for torch with a dispatch mode left on its stack."""
+
+    class cuda:
+        @staticmethod
+        def is_initialized() -> bool:
+            return False
+
+    class _C:
+        @staticmethod
+        def _len_torch_dispatch_stack() -> int:
+            return 1
+
+        @staticmethod
+        def _len_torch_function_stack() -> int:
+            return 0
+
+
+def leak(id: str, record: Callable[[str, object], None]) -> None:
+    """Pass, and leave a mode active that would change every later subtest."""
+    sys.modules["torch"] = LeakedMode  # type: ignore[assignment]
+    passing(id, record)
+
+
 def poison(id: str, record: Callable[[str, object], None]) -> None:
     """Pass, and leave a device behind that can only fail."""
     sys.modules["torch"] = BrokenDevice  # type: ignore[assignment]
@@ -217,7 +241,7 @@ ACTS: dict[str, Callable[..., None]] = {
     "spin": spin, "half": half, "garbage": garbage, "killlauncher": kill_launcher, "foreign": foreign, "memory": memory,
     "orphan": orphan, "slow": slow, "noisy": noisy, "quit": leave_session, "nodevice": unavailable("no_device"),
     "nopackage": unavailable("package"), "untyped": unavailable("mood"),
-    "poison": poison, "badgpu": bad_gpu,
+    "poison": poison, "leak": leak, "badgpu": bad_gpu,
     "skip": lambda *_: pytest.skip("no reason at all"), "nothing": lambda *_: None,
 }  # fmt: skip
 

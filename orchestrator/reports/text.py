@@ -77,7 +77,8 @@ def summary(verdict: Verdict, wall: float | None = None) -> str:
     """Everything that is printed after a run."""
     lines = [*shard_lines(verdict), ""]
     counts = verdict.counts
-    took = f" in {wall:.1f} s" if wall is not None else ""
+    own = f", {verdict.cost.own:.0%} of it the orchestrator's own" if verdict.cost is not None else ""
+    took = f" in {wall:.1f} s{own}" if wall is not None else ""
     lines.append(f"{len(verdict.results)} planned{took}: {count_line(counts)}")
     ran = verdict.ran
     if ran:

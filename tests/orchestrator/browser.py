@@ -66,15 +66,16 @@ class Browser:
         line, self.rest = self.rest.split(b"\0", 1)
         return json.loads(line)
 
-    def open(self, path: Path, fragment: str = "") -> None:
+    def open(self, path: Path, fragment: str = "", ready: str = "typeof DATA === 'object'") -> None:
         """Load the page anew and wait until its script has drawn it."""
-        for url, ready in (
+        page = f"file://{path.resolve()}{fragment}"
+        for url, condition in (
             ("about:blank", "location.href === 'about:blank'"),
-            (f"file://{path.resolve()}{fragment}", "document.readyState === 'complete' && typeof DATA === 'object'"),
+            (page, f"document.readyState === 'complete' && location.href !== 'about:blank' && {ready}"),
         ):
             self.call("Page.navigate", url=url)
             until = time.monotonic() + 30
-            while not self.call("Runtime.evaluate", expression=ready)["result"].get("value"):
+            while not self.call("Runtime.evaluate", expression=condition)["result"].get("value"):
                 assert time.monotonic() < until, "the page does not load"
                 time.sleep(0.02)
 
@@ -99,8 +100,15 @@ class Browser:
     def scheme(self, name: str) -> None:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
-    def shoot(self, path: Path) -> None:
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=False)["data"]
+    def shoot(self, path: Path, selector: str = "") -> None:
+        """A picture of the window, or of one element with all that lies below the fold."""
+        more: dict[str, Any] = {}
+        if selector:
+            box = self.run(
+                f"(b => [b.x, b.y, b.width, b.height])(document.querySelector('{selector}').getBoundingClientRect())"
+            )
+            more["clip"] = dict(zip(("x", "y", "width", "height"), box, strict=True)) | {"scale": 1}
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=bool(selector), **more)["data"]
         path.write_bytes(base64.b64decode(data))
 
     def problems(self) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from browser import PROGRAM, Browser
@@ -144,16 +143,3 @@ def test_light_and_dark(tab):
     tab.click("#theme")
     assert tab.run("getComputedStyle(document.body).backgroundColor") == colours["light"]
     tab.scheme("light")
-
-
-def test_pictures_for_the_documentation(tab, page):
-    """With ATTNMATRIX_SCREENSHOTS=DIR: what docs/ shows."""
-    target = os.environ.get("ATTNMATRIX_SCREENSHOTS")
-    if not target:
-        pytest.skip("ATTNMATRIX_SCREENSHOTS names no folder")
-    for scheme in ("light", "dark"):
-        tab.scheme(scheme)
-        tab.shoot(Path(target) / f"page_{scheme}.png")
-    tab.scheme("light")
-    tab.click("#matrix td button")
-    tab.shoot(Path(target) / "page_detail.png")

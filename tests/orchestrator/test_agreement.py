@@ -1,0 +1,190 @@
+"""The table of agreement, from the folders of two runs that never were."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.agreement import cli, page, verdicts
+from orchestrator.agreement.verdicts import Limit, Pair, Seen
+from orchestrator.campaign.fakesuite import write_suite
+
+IDS = [f"dense.{backend}.eager.case_{number}" for backend in ("aa", "bb") for number in range(3)]
+
+
+def row(id: str, outcome: str = "passed", **more: Any) -> dict[str, Any]:
+    fields = {"id": id, "outcome": outcome, "check": None, "message": "", "ran": ["native"], "unavailable_kind": None}
+    return fields | more
+
+
+class Host:
+    """A suite and the two folders; ``compare`` runs the command over them."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.suite = write_suite(home / "suite", IDS)
+        self.rows = {side: {id: row(id, ran=["emulated"]) for id in IDS} for side in cli.SIDES}
+        self.rows["cuda"] = {id: row(id) for id in IDS}
+        self.kinds = {"recorder": "cpu", "cuda": "NVIDIA H200"}
+        self.limits = ""
+
+    def compare(self) -> int:
+        (self.home / "limits.toml").write_text(self.limits)
+        arguments = ["--tests", str(self.suite), "--output", str(self.home / "out"), "--no-faults"]
+        arguments += ["--limits", str(self.home / "limits.toml")]
+        for side, rows in self.rows.items():
+            folder = self.home / side
+            folder.mkdir(exist_ok=True)
+            results = {"run": {"device_kind": self.kinds[side]}, "subtests": list(rows.values())}
+            (folder / "results.json").write_text(json.dumps(results))
+            arguments += [f"--{side}", str(folder)]
+        return cli.main(arguments)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        return json.loads((self.home / "out" / "agreement.json").read_text())
+
+    @property
+    def page(self) -> str:
+        return (self.home / "out" / "agreement.md").read_text()
+
+    def status(self, id: str) -> str:
+        return next(entry["status"] for entry in self.table["subtests"] if entry["id"] == id)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_two_runs_that_agree(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    for rows in host.rows.values():
+        rows[IDS[1]] |= {"outcome": "known_failure", "check": "compare", "message": "a bit"}
+        rows[IDS[2]] |= {"outcome": "failed", "check": "pointer_guard", "message": "rebound"}
+    assert host.compare() == 0
+    assert "agree on 6 of 6 subtests" in capsys.readouterr().out
+    assert [entry["status"] for entry in host.table["subtests"]] == ["agree"] * 6
+    assert f"| `{IDS[2]}` | failed: pointer_guard | failed: pointer_guard | agree |" in host.page
+    assert "## Disagreements" not in host.page
+
+
+@pytest.mark.parametrize(
+    ("recorder", "cuda", "says"),
+    [
+        ({}, {"outcome": "failed", "check": "compare", "message": "off by 1"}, "failed: compare on CUDA"),
+        ({"outcome": "failed", "check": "kv_integrity"}, {}, "failed: kv_integrity on the recorder, passed on CUDA"),
+        ({"outcome": "failed", "check": "compare"}, {"outcome": "failed", "check": "capture"}, "failed: capture"),
+        ({"outcome": "known_failure"}, {"outcome": "unexpected_pass"}, "unexpected_pass on CUDA"),
+        ({}, {"outcome": "not_run", "ran": []}, "no verdict of cuda"),
+        ({"outcome": "not_run"}, {"outcome": "not_run"}, "no verdict of recorder"),
+        ({}, {"ran": []}, "ran nothing"),
+        ({}, {"ran": ["emulated", "native"]}, "ran emulated and native"),
+        ({}, {"outcome": "unavailable", "unavailable_kind": None}, "unavailable: None on CUDA"),
+        ({"outcome": "unavailable", "unavailable_kind": "package"}, {}, "unavailable: package on the recorder"),
+    ],
+)
+def test_every_difference_is_a_disagreement(
+    host: Host, recorder: dict[str, Any], cuda: dict[str, Any], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.rows["recorder"][IDS[3]] |= recorder
+    host.rows["cuda"][IDS[3]] |= cuda
+    assert host.compare() == 1
+    assert host.status(IDS[3]) == "disagree"
+    assert says in host.page
+    assert f"DISAGREE {IDS[3]}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("side", ["recorder", "cuda"])
+def test_a_missing_id_is_a_disagreement(host: Host, side: str) -> None:
+    del host.rows[side][IDS[0]]
+    assert host.compare() == 1
+    assert f"no verdict of {side}" in host.page
+
+
+def test_what_is_not_native_here_is_typed_and_not_counted(host: Host) -> None:
+    for id in IDS[3:]:
+        host.rows["cuda"][id] |= {
+            "outcome": "unavailable", "unavailable_kind": "architecture", "message": "no kernel for SM 9.0", "ran": [],
+        }  # fmt: skip
+    assert host.compare() == 0
+    assert "agree on 3 of 3 subtests" in host.page
+    assert "| dense.bb | 3 | architecture: no kernel for SM 9.0 |" in host.page
+    del host.rows["recorder"][IDS[4]]
+    assert host.compare() == 1
+
+
+def test_an_illegal_access_is_one_thing_on_both_sides() -> None:
+    fault = Seen("failed", "kernel_fault", "page 99 is outside")
+    for there in (Seen("crashed"), Seen("failed", "AcceleratorError", poisoned=True)):
+        assert verdicts.judge(Pair("dense.aa.eager.x", fault, there, "F01"), []).status == "agree"
+
+
+def test_a_stated_limit_is_shown_and_must_be_needed(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    host.rows["cuda"][IDS[0]] |= {"outcome": "failed", "check": "compare"}
+    host.limits = '[[limit]]\nid = "dense.aa.*"\nrecorder = "passed"\ncuda = "failed: compare"\ncause = "it rounds"\n'
+    assert host.compare() == 0
+    assert "1 differ by a stated limit" in capsys.readouterr().out
+    assert "it rounds" in host.page
+    limit = Limit(cause="it rounds", id="dense.aa.*", cuda="failed: compare")
+    assert verdicts.unused([limit], [Pair(IDS[0], Seen("passed"), Seen("passed"))]) == [limit]
+    assert not Limit(cause="other", id="dense.aa.*", fault="F01").holds(Pair(IDS[0], Seen("passed"), Seen("failed")))
+
+
+def test_runs_of_another_suite_or_side_are_refused(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    host.kinds["cuda"] = "cpu"
+    assert host.compare() == 11
+    assert "ran on the other side" in capsys.readouterr().err
+    (host.home / "cuda" / "results.json").write_text("{")
+    assert cli.main(["--tests", str(host.suite), "--recorder", str(host.home / "cuda"), "--no-faults"]) == 11
+
+
+def trial(id: str, outcome: str = "failed", check: str | None = "compare", exercised: bool = True) -> dict[str, Any]:
+    killed = outcome not in ("passed", "known_failure")
+    return {
+        "id": id, "outcome": outcome, "check": check, "message": "m", "seconds": 1.0, "exercised": exercised,
+        "killed": killed,
+    }  # fmt: skip
+
+
+def fault(*trials: dict[str, Any], emulation: bool = False, error: str | None = None) -> dict[str, Any]:
+    return {"title": "t", "control": False, "emulation": emulation, "error": error, "trials": list(trials)}
+
+
+def test_faults_are_compared_trial_by_trial() -> None:
+    passed = trial(IDS[0], "passed", None)
+    recorder = {
+        "F01": fault(passed, trial(IDS[1])),
+        "F02": fault(trial(IDS[1]), emulation=True),
+        "F03": fault(trial(IDS[1])),
+        "F04": fault(),
+        "F05": fault(trial(IDS[1]), error="the kit changed"),
+        "F06": fault(trial(IDS[1]), emulation=True),
+        "F07": fault(trial(IDS[1])),
+    }
+    quiet = trial(IDS[1], "passed", None, exercised=False)
+    cuda = {
+        "F01": fault(passed, trial(IDS[1])),
+        "F02": fault(quiet, emulation=True),
+        "F03": fault(quiet),
+        "F06": fault(trial(IDS[1], check="capture"), emulation=True),
+        "F07": fault(),
+    }
+    pairs = cli.compare_faults(recorder, cuda, [])
+    assert [(pair.fault, pair.status) for pair in pairs] == [
+        ("F01", "agree"),
+        ("F01", "agree"),
+        ("F02", "emulation_only"),
+        ("F03", "disagree"),
+        ("F04", "not native here"),
+        ("F05", "disagree"),
+        ("F05", "disagree"),
+        ("F06", "disagree"),
+        ("F07", "disagree"),
+    ]
+    table = verdicts.Table([Pair(IDS[0], Seen("passed"), Seen("passed"))], pairs)
+    assert table.exit_code == 1
+    text = page.render(table)
+    assert f"| F03 | `{IDS[1]}` | failed: compare | passed | disagree |" in text
+    assert f"| F02 | `{IDS[1]}` | failed: compare | passed | emulation_only: no native counterpart |" in text
+    assert "2 of 7 trials" in text
