@@ -42,13 +42,14 @@ def _refreshes_the_twin(plant: Plant) -> None:
 def _reads_offsets(*arguments: Any) -> None:
     """The emulation, with the page offsets of each request taken from ``kv_indptr`` instead of the schedule."""
     *stock, kv_indptr, qo_indptr = arguments
+    emulate: Any = flashinfer_mla._emulate
     workspace = stock[5].clone()
     keys, entries = schedule.read(flashinfer_mla.KERNEL, workspace, flashinfer_mla._WIDTH)
     starts = qo_indptr.tolist()
     for entry in entries:
         entry[4] = int(kv_indptr[bisect.bisect_right(starts, entry[0]) - 1])
     schedule.write(workspace, keys, [tuple(entry) for entry in entries])
-    flashinfer_mla._emulate(*stock[:5], workspace, *stock[6:])
+    emulate(*stock[:5], workspace, *stock[6:])
 
 
 _replacement_kernel = _ops.define(

@@ -1,0 +1,190 @@
+"""Weaker configurations of this suite, as public ones are: what each would have missed is measured, not argued.
+
+A weaker configuration drops subtests, blunts the kit, or both. It must stay green on a healthy backend.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kits import invariants, scratch
+from kits.errors import NothingReplayedError
+from kits.faults.registry import Changes
+from kits.graphs import memory
+from kits.kernels import _flashinfer_schedule as schedule
+from kits.pools import KVGroup
+from kits.runners import cuda_graph, split_op
+from kits.runners.common import SubtestRun
+from kits.runners.cuda_graph import GraphSubtest
+from kits.runners.graph import GraphRunner
+from kits.runners.plan import ReplayPlan
+from kits.runners.split_op import SplitRunner
+from kits.world import Request, World
+
+
+def _everything(_entry: Mapping[str, Any]) -> bool:
+    return True
+
+
+def _nothing(_changes: Changes) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Weakening:
+    """``keeps``: which subtests of the manifest are left; ``apply``: what the kit no longer does; ``profile``: whose
+    manifest is run."""
+
+    name: str
+    summary: str
+    keeps: Callable[[Mapping[str, Any]], bool] = _everything
+    apply: Callable[[Changes], None] = _nothing
+    profile: str = "ci"
+
+
+def _one_replay(changes: Changes) -> None:
+    """Capture one size, replay the case once, look at nothing afterwards."""
+
+    def shorten(original: Any) -> Any:
+        def shortened(*arguments: Any, **options: Any) -> ReplayPlan:
+            plan: ReplayPlan = original(*arguments, **options)
+            first = plan.steps[0]
+            captures = [(size, lens) for size, lens in plan.captures if size == first.size]
+            return replace(plan, captures=captures, steps=[first])
+
+        return shortened
+
+    def count(_original: Any) -> Any:
+        def _require_replayed(self: GraphSubtest) -> None:
+            notes = self.suite.notes
+            notes.replays = sum(captured.graph.replays for captured in self.runner.captured.values())
+            if not notes.replays:
+                raise NothingReplayedError("nothing was replayed")
+
+        return _require_replayed
+
+    changes.replace(cuda_graph, "make_plan", shorten)
+    changes.replace(split_op, "make_split_plan", shorten)
+    changes.replace(GraphSubtest, "_check_neighbours", lambda _original: lambda self, *_rest: None)
+    changes.replace(GraphSubtest, "_require_replayed", count)
+
+
+def _real_rows(changes: Changes) -> None:
+    """Compare outputs of live rows; look neither at metadata nor at the pool."""
+    changes.replace_everywhere(invariants.check_metadata, lambda _original: lambda *_arguments: None)
+    changes.replace(SubtestRun, "check_kv_integrity", lambda _original: lambda self, *_arguments, **_options: None)
+
+
+def _contiguous(changes: Changes) -> None:
+    """Hand pages out in order; nobody owns the end of the pool."""
+    import kits.world
+
+    def in_order(original: Any) -> Any:
+        def assign_slots(
+            _layout: str, lens: Sequence[tuple[int, int]], free: list[int], page_size: int, rng: random.Random
+        ) -> Any:
+            return original("contiguous", lens, free, page_size, rng)
+
+        return assign_slots
+
+    def at_the_front(_original: Any) -> Any:
+        def _add_bystander(self: World) -> Request:
+            pages = {name: [free.pop(0)] for name, free in self._free_pages.items()}
+            slots = {
+                name: [page * self.page_size + offset for offset in range(self.page_size)]
+                for name, (page,) in pages.items()
+            }
+            bystander = self._new_request(self.page_size, 0, pages, slots)
+            self._store_history(bystander)
+            return bystander
+
+        return _add_bystander
+
+    changes.replace(kits.world, "assign_slots", in_order)
+    changes.replace(World, "_add_bystander", at_the_front)
+
+
+def _zeroed(changes: Changes) -> None:
+    """Every buffer, every slot that nobody owns, and what padded rows bring along, is zero."""
+
+    def zero_table(original: Any) -> Any:
+        def __init__(self: KVGroup, *arguments: Any, **options: Any) -> None:
+            original(self, *arguments, **options)
+            self.stray_slot = 0
+            self.req_to_token.zero_()
+            for whole in self._guarded.values():
+                whole.zero_()
+
+        return __init__
+
+    def poison(original: Any) -> Any:
+        return lambda self, slots, value=0.0: original(self, slots, 0.0)
+
+    def zero_padding(original: Any) -> Any:
+        def _load_values(self: GraphRunner, batch: Any, requests: Sequence[Request]) -> None:
+            original(self, batch, requests)
+            _nan_to_zero(self.buffers)
+
+        return _load_values
+
+    def zero_split(original: Any) -> Any:
+        def _load(self: SplitRunner, size: int, requests: Sequence[Request]) -> Any:
+            loaded = original(self, size, requests)
+            _nan_to_zero(self.buffers)
+            return loaded
+
+        return _load
+
+    def workspace(original: Any) -> Any:
+        return lambda device: original(device).zero_()
+
+    changes.replace(scratch, "_garbage", lambda _original: lambda dtype: 0)
+    changes.replace(KVGroup, "__init__", zero_table)
+    changes.replace(KVGroup, "poison", poison)
+    changes.replace(GraphRunner, "_load_values", zero_padding)
+    changes.replace(SplitRunner, "_load", zero_split)
+    changes.replace(memory, "poison_byte", lambda _original: lambda dtype: 0)
+    changes.replace(schedule, "new_workspace", workspace)
+
+
+def _nan_to_zero(buffers: Mapping[str, torch.Tensor]) -> None:
+    for buffer in buffers.values():
+        if buffer.dtype.is_floating_point:
+            torch.nan_to_num_(buffer, nan=0.0)
+
+
+WEAKENINGS = {
+    weakening.name: weakening
+    for weakening in (
+        Weakening("ancestor", "the 525 subtests from before padding mirrored production", profile="ancestor"),
+        Weakening("one replay", "one captured size, one replay of it, no neighbour check", apply=_one_replay),
+        Weakening(
+            "small_real", "padding by small, consistent requests only", keeps=lambda e: e["pad_style"] != "prod_fill"
+        ),
+        Weakening("real rows", "outputs of live rows only: no metadata and no KV pool is looked at", apply=_real_rows),
+        Weakening(
+            "contiguous",
+            "pages in order, and nothing live on the last one",
+            keeps=lambda e: e["layout"] in ("shuffled_pages", "contiguous"),
+            apply=_contiguous,
+        ),
+        Weakening("zeroed", "zeros wherever the suite leaves garbage", apply=_zeroed),
+    )
+}
+
+
+@contextmanager
+def weakened(name: str) -> Iterator[None]:
+    """Blunt the kit for the length of a block."""
+    changes = Changes(name)
+    try:
+        WEAKENINGS[name].apply(changes)
+        yield
+    finally:
+        changes.undo()
