@@ -135,6 +135,12 @@ class Changes:
             if vars(module).get(name) is function:
                 self.replace(module, name, lambda _original: replacement)
 
+    @property
+    def places(self) -> list[str]:
+        """``module.attribute`` of everything that is replaced now."""
+        owners = ((owner if hasattr(owner, "__name__") else type(owner), name) for owner, name, _ in self._undo)
+        return [f"{getattr(owner, '__module__', owner.__name__)}.{name}" for owner, name in owners]
+
     def undo(self) -> None:
         """Put everything back, last change first."""
         while self._undo:
