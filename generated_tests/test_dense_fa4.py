@@ -16,6 +16,7 @@ MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64,
 MODEL_KV2_SOFTCAP_SINKS = replace(MODEL, kv_heads=2, softcap=2.0, sinks=True)
 MODEL_KV1_SINKS = replace(MODEL, kv_heads=1, sinks=True)
 MODEL_Q10_KV2_SOFTCAP = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0)
+MODEL_SINKS = replace(MODEL, sinks=True)
 MODEL_HIDDEN256 = replace(MODEL, hidden=256)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
@@ -160,7 +161,9 @@ def test_layouts(subtest: Subtest) -> None:
     run(subtest)
 
 
-decode_cg = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE)
+decode_cg = partial(
+    Subtest, adapter=ADAPTER, model=MODEL_SINKS, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE
+)
 
 DECODE_CG = [
     decode_cg(id="dense.fa4.decode_cg.decode3_free.small_real.x1", case=DECODE3_FREE, pad_style="small_real"),
@@ -493,7 +496,7 @@ def test_draft_extend_v2_fa_cg(subtest: Subtest) -> None:
 
 
 eagle_draft_cg = partial(
-    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph_multi_step", seq_lens="prefix", tolerance=TOLERANCE
+    Subtest, adapter=ADAPTER, model=MODEL_SINKS, runner="cuda_graph_multi_step", seq_lens="prefix", tolerance=TOLERANCE
 )
 
 EAGLE_DRAFT_CG = [
@@ -507,7 +510,7 @@ def test_eagle_draft_cg(subtest: Subtest) -> None:
 
 
 frozen_kv_mtp_draft_cg = partial(
-    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph_multi_step", seq_lens="prefix", tolerance=TOLERANCE
+    Subtest, adapter=ADAPTER, model=MODEL_SINKS, runner="cuda_graph_multi_step", seq_lens="prefix", tolerance=TOLERANCE
 )
 
 FROZEN_KV_MTP_DRAFT_CG = [

@@ -16,6 +16,7 @@ MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64,
 MODEL_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, kv_heads=2, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1)
 MODEL_KV1_SINKS_K_SCALE_V_SCALE = replace(MODEL, kv_heads=1, sinks=True, k_scale=0.37, v_scale=2.1)
 MODEL_Q10_KV2_SOFTCAP = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0)
+MODEL_SINKS = replace(MODEL, sinks=True)
 MODEL_HIDDEN256 = replace(MODEL, hidden=256)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
@@ -160,7 +161,7 @@ def test_layouts(subtest: Subtest) -> None:
 decode_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL,
+    model=MODEL_SINKS,
     runner="cuda_graph",
     seq_lens="total",
     tolerance=TOLERANCE,
@@ -408,7 +409,7 @@ def test_draft_extend_v2_cg(subtest: Subtest) -> None:
 eagle_draft_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL,
+    model=MODEL_SINKS,
     runner="cuda_graph_multi_step",
     seq_lens="prefix",
     tolerance=TOLERANCE,
@@ -449,7 +450,7 @@ def test_eagle_draft_extend_cg(subtest: Subtest) -> None:
 frozen_kv_mtp_draft_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL,
+    model=MODEL_SINKS,
     runner="cuda_graph_multi_step",
     seq_lens="prefix",
     tolerance=TOLERANCE,

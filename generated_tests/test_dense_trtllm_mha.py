@@ -12,8 +12,11 @@ from kits import Case, Model, Speculation, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.block_tables:TRTLLMBackend"
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
-MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16")
-MODEL_KV2_SINKS = replace(MODEL, kv_heads=2, sinks=True)
+MODEL = Model(
+    method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16", sinks=True
+)
+MODEL_SINKS = replace(MODEL, sinks=False)
+MODEL_KV2 = replace(MODEL, kv_heads=2)
 
 DECODE3 = Case(name="decode3", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
 DECODE1 = Case(name="decode1", mode="DECODE", prefix_lens=(7,), extend_lens=(1,), page_size=16)
@@ -33,10 +36,10 @@ DRAFT_STEPS_EAGLE_CHAIN = Case(
 eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE)
 
 EAGER = [
-    eager(id="dense.trtllm_mha.eager.decode3", model=MODEL, case=DECODE3),
-    eager(id="dense.trtllm_mha.eager.decode1", model=MODEL, case=DECODE1),
-    eager(id="dense.trtllm_mha.eager.gqa_decode", model=MODEL_KV2_SINKS, case=GQA_DECODE),
-    eager(id="dense.trtllm_mha.eager.decode_p32", model=MODEL, case=DECODE_P32),
+    eager(id="dense.trtllm_mha.eager.decode3", model=MODEL_SINKS, case=DECODE3),
+    eager(id="dense.trtllm_mha.eager.decode1", model=MODEL_SINKS, case=DECODE1),
+    eager(id="dense.trtllm_mha.eager.gqa_decode", model=MODEL_KV2, case=GQA_DECODE),
+    eager(id="dense.trtllm_mha.eager.decode_p32", model=MODEL_SINKS, case=DECODE_P32),
 ]
 
 
@@ -48,7 +51,7 @@ def test_eager(subtest: Subtest) -> None:
 layouts = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL,
+    model=MODEL_SINKS,
     runner="eager",
     seq_lens="total",
     layout="interleaved_pages",

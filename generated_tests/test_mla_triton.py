@@ -14,6 +14,7 @@ ADAPTER = "kits.backends.triton:TritonBackend"
 TOLERANCE = Tolerance(atol=0.004, rtol=0.004)
 MODEL = Model(method="mla", q_heads=4, kv_heads=1, head_dim=576, v_head_dim=512, scale=0.06, dtype="float16")
 MODEL_Q16 = replace(MODEL, q_heads=16)
+MODEL_SINKS = replace(MODEL, sinks=True)
 MODEL_HIDDEN256 = replace(MODEL, hidden=256)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
@@ -108,7 +109,7 @@ def test_layouts(subtest: Subtest) -> None:
 decode_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL,
+    model=MODEL_SINKS,
     runner="cuda_graph",
     seq_lens="total",
     tolerance=TOLERANCE,
@@ -282,7 +283,7 @@ def test_draft_extend_v2_cg(subtest: Subtest) -> None:
 eagle_draft_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL,
+    model=MODEL_SINKS,
     runner="cuda_graph_multi_step",
     seq_lens="prefix",
     tolerance=TOLERANCE,

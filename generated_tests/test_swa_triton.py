@@ -23,6 +23,7 @@ MODEL = Model(
     layers=("window", "full"),
     window=8,
 )
+MODEL_SINKS = replace(MODEL, sinks=True)
 MODEL_Q10_SOFTCAP = replace(MODEL, q_heads=10, softcap=2.0)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
@@ -98,7 +99,7 @@ def test_layouts(subtest: Subtest) -> None:
 decode_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL,
+    model=MODEL_SINKS,
     runner="cuda_graph",
     seq_lens="total",
     tolerance=TOLERANCE,

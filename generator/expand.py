@@ -8,18 +8,28 @@ from collections.abc import Iterator
 from generator.index import Choice, Index, Selection, Variant, axis_values
 from generator.problems import Loc, Problem, one_each
 from generator.spec import DEFAULT_LAYOUT, Cell
-from generator.subtests import CasePoint, ModelPoint, Subtest, case_point, model_point
+from generator.subtests import CasePoint, ModelPoint, Subtest, case_point, heads_of, model_point, with_shape
+
+SHAPE_AXES = ("heads", "head_dim", "dtype", "page_size")
+"""The axes that change model and case; the others say what is done with them. In the order of an id, as ``Axes``."""
+PLAN_AXES = ("seq_lens", "layout", "pad_style", "multiplier")
+PREFIXES = {"head_dim": "d", "page_size": "p", "multiplier": "x"}
 
 
 def expand(index: Index, profile: str) -> list[Subtest]:
     """All subtests of a profile in the order of the file, without known failures attached."""
     selection = index.selection(profile)
-    return list(itertools.chain.from_iterable(of_variant(index, item, selection) for item in index.variants))
+    subtests = list(itertools.chain.from_iterable(of_variant(index, item, selection) for item in index.variants))
+    if selection.cover is None:
+        return subtests
+    from generator.covering import covering  # needs a library that nothing else does
+
+    return covering(subtests)
 
 
 def of_variant(index: Index, variant: Variant, selection: Selection) -> Iterator[Subtest]:
     """The subtests of one sweep or twin."""
-    if selection.sweeps is not None and variant.name not in selection.sweeps:
+    if not selection.has(variant):
         return
     axes = axis_values(variant.axes)
     if variant.name in selection.collapse and variant.base is not None:
@@ -32,31 +42,29 @@ def of_cell(index: Index, variant: Variant, cell: Cell, loc: Loc, outer: dict[st
     """Backends x cases x runners x axes of one cell."""
     spec = index.spec
     axes = {**outer, **axis_values(cell.axes)}
-    names = [name for name in type(cell.axes).model_fields if name in axes]  # the order of an id
-    points = list(itertools.product(*(axes[name] for name in names)))
-    labels = [[label(name, value) for name, value in zip(names, point, strict=True)] for point in points]
-    fixed = {"seq_lens": cell.seq_lens or variant.sweep.seq_lens}
+    shapes, points = crossed(axes, SHAPE_AXES), crossed(axes, PLAN_AXES)
+    stated = {"seq_lens": cell.seq_lens or variant.sweep.seq_lens}
     method = spec.methods[cell.method]
     choices = index.choices(variant, cell, loc)
     for backend_name in cell.backends:
         backend = spec.backends[backend_name]
-        tolerance = method.tolerance[backend.dtype]
         requires = tuple(backend.requires)
         for choice in choices:
-            model, case = resolved(index, cell.method, backend_name, choice)
+            plain = resolved(index, cell.method, backend_name, choice)
+            shaped = [(labels, *with_shape(*plain, shape)) for labels, shape in shapes]
             head = f"{cell.method}.{backend_name}.{variant.name}.{choice.speculation or choice.case.name}"
             for runner in variant.runners:
                 start = f"{head}.{runner}" if variant.runner_varies else head
-                for point, ends in zip(points, labels, strict=True):
-                    values = {**fixed, **dict(zip(names, point, strict=True))}
+                for (middle, model, case), (ends, point) in itertools.product(shaped, points):
+                    values = {**stated, **point}
                     yield Subtest(
-                        id=".".join((start, *ends)),
+                        id=".".join((start, *middle, *ends)),
                         adapter=backend.adapter,
                         model=model,
                         case=case,
                         runner=runner,
                         seq_lens=str(values["seq_lens"]),
-                        tolerance=tolerance,
+                        tolerance=method.tolerance[model.dtype],  # type: ignore[index]
                         layout=str(values.get("layout", DEFAULT_LAYOUT)),
                         pad_style=values.get("pad_style"),  # type: ignore[arg-type]
                         multiplier=values.get("multiplier", 1),  # type: ignore[arg-type]
@@ -83,9 +91,20 @@ def resolved(index: Index, method: str, backend_name: str, choice: Choice) -> tu
     )
 
 
+def crossed(axes: dict[str, list[object]], names: tuple[str, ...]) -> list[tuple[list[str], dict[str, object]]]:
+    """All points of those axes that are stated, each with its labels."""
+    names = tuple(name for name in names if name in axes)
+    return [
+        ([label(name, value) for name, value in zip(names, point, strict=True)], dict(zip(names, point, strict=True)))
+        for point in itertools.product(*(axes[name] for name in names))
+    ]
+
+
 def label(axis: str, value: object) -> str:
-    """How a value of an axis appears in an id."""
-    return f"x{value}" if axis == "multiplier" else str(value)
+    """How a value of an axis appears in an id: ``q8_kv1``, ``d96``, ``p32``, ``x2``, or the value itself."""
+    if axis == "heads":
+        return "q{}_kv{}".format(*heads_of(str(value)))
+    return f"{PREFIXES.get(axis, '')}{value}"
 
 
 def check_unique(subtests: list[Subtest]) -> list[Problem]:

@@ -38,11 +38,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Selection:
-    """A profile with everything that it inherits."""
+    """A profile with everything that it inherits; ``names`` are its own and those of the profiles it extends."""
 
-    name: str
+    names: frozenset[str]
     collapse: frozenset[str]
     sweeps: frozenset[str] | None
+    cover: str | None
+
+    def has(self, variant: Variant) -> bool:
+        """Whether the profile has a sweep."""
+        only = variant.sweep.profiles
+        return (self.sweeps is None or variant.name in self.sweeps) and (only is None or not self.names.isdisjoint(only))
 
 
 @dataclass
@@ -115,9 +121,10 @@ class Index:
         ]
 
     def selection(self, name: str) -> Selection:
-        """A profile with the collapse and the sweeps of those it extends."""
+        """A profile with what it has from those it extends."""
         collapse: set[str] = set()
         sweeps: list[str] | None = None
+        cover: str | None = None
         seen: set[str] = set()
         step: str | None = name
         while step is not None and step in self.spec.profiles and step not in seen:
@@ -125,8 +132,11 @@ class Index:
             profile = self.spec.profiles[step]
             collapse.update(profile.collapse)
             sweeps = sweeps if sweeps is not None else profile.sweeps
+            cover = cover or profile.cover
             step = profile.extends
-        return Selection(name, frozenset(collapse), frozenset(sweeps) if sweeps is not None else None)
+        return Selection(
+            frozenset(seen), frozenset(collapse), frozenset(sweeps) if sweeps is not None else None, cover
+        )
 
 
 def variants(sweep: Sweep, index: int) -> Iterator[Variant]:

@@ -252,6 +252,8 @@ def pattern_problem(loc: Loc, value: object) -> Problem:
         return Problem("E-bad-adapter", loc, f"{key} is {quote(value)}", 'write "package.module:Class"')
     if loc[-1] == "capability":
         return Problem("E-bad-requirement", loc, f"{key} is {quote(value)}", 'write it like ">=9.0"')
+    if "heads" in loc:
+        return Problem("E-bad-value", loc, f"{key} is {quote(value)}", 'write query and KV heads like "8:1"')
     if loc[-1] == "exit":
         return Problem("E-bad-value", loc, f"{key} is {quote(value)}", 'write "SIGSEGV", "exit:3" or "cuda_error"')
     hint = NAME_HINT.replace("and _", "and -") if loc[0] == "known_failure" and loc[-1] == "id" else NAME_HINT

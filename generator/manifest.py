@@ -9,9 +9,6 @@ from generator.committed import FORMAT, spec_hash
 from generator.matrix import Matrix, Project
 from generator.subtests import Subtest
 
-RUNNER_WEIGHT = {"eager": 1.0, "pcg": 3.0, "bcg": 3.0, "cuda_graph": 5.0, "cuda_graph_multi_step": 6.0}
-"""Rough cost of a subtest by its runner, relative to eager; recorded durations replace it."""
-
 
 def manifest_text(project: Project, matrix: Matrix, folder: str) -> str:
     """The manifest of a profile, one subtest per line so that a diff can be read."""
@@ -23,7 +20,8 @@ def manifest_text(project: Project, matrix: Matrix, folder: str) -> str:
     }
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     counts = (f"    {json.dumps(name)}: {json.dumps(profile_counts(project, name))}" for name in project.spec.profiles)
-    rows = (f"    {json.dumps(row(subtest, folder))}" for subtest in matrix.subtests)
+    shared = memberships(project, matrix)
+    rows = (f"    {json.dumps(row(subtest, folder, shared.get(subtest.id, [])))}" for subtest in matrix.subtests)
     lines += ['  "profiles": {', ",\n".join(counts), "  },", '  "subtests": [', ",\n".join(rows), "  ]"]
     return "\n".join(["{", *lines, "}"]) + "\n"
 
@@ -33,8 +31,23 @@ def profile_counts(project: Project, profile: str) -> dict[str, list[int]]:
     return {sweep: list(counts) for sweep, counts in project.matrix(profile).by_sweep.items()}
 
 
-def row(subtest: Subtest, folder: str) -> dict[str, Any]:
-    """One subtest."""
+def memberships(project: Project, matrix: Matrix) -> dict[str, list[str]]:
+    """For each id the other profiles that have it, of those whose subtests are all in this one.
+
+    Such a profile can be run from the same folder, by leaving the others out.
+    """
+    mine = {subtest.id for subtest in matrix.subtests}
+    found: dict[str, list[str]] = {}
+    for name in project.spec.profiles:
+        ids = [subtest.id for subtest in project.matrix(name).subtests] if name != matrix.profile else []
+        if mine.issuperset(ids):
+            for id in ids:
+                found.setdefault(id, []).append(name)
+    return found
+
+
+def row(subtest: Subtest, folder: str, profiles: list[str]) -> dict[str, Any]:
+    """One subtest; ``profiles`` are the others that have it."""
     entry = subtest.known_failure
     fields: dict[str, Any] = {
         "id": subtest.id,
@@ -51,7 +64,8 @@ def row(subtest: Subtest, folder: str) -> dict[str, Any]:
         "multiplier": subtest.multiplier,
         "known_failure": entry.id if entry else None,
         "known_failure_action": entry.action if entry else None,
-        "weight": round(RUNNER_WEIGHT[subtest.runner] * subtest.weight, 3),
+        "weight": subtest.cost,
+        "profiles": profiles,
     }
     if entry and entry.exit:
         fields["known_failure_exit"] = entry.exit

@@ -11,7 +11,7 @@ from generator.spec import DEFAULT_LAYOUT, KnownFailure, Tolerance
 from generator.subtests import CasePoint, ModelPoint, SpeculationPoint, Subtest, differences, module_file
 
 RESERVED = frozenset({"ADAPTER", "MODEL", "TOLERANCE", "run", "pytest", "partial", "replace", "str", "subtest"})
-SHORT = {"q_heads": "Q", "kv_heads": "KV", "hidden": "HIDDEN", "scale": "SCALE", "softcap": "SOFTCAP"}
+SHORT = {"q_heads": "Q", "kv_heads": "KV", "head_dim": "D", "hidden": "HIDDEN"}
 DEFAULTS: Mapping[str, object] = {
     "layout": DEFAULT_LAYOUT,
     "pad_style": None,
@@ -62,6 +62,11 @@ class Namer:
         self.taken.add(name)
         return name
 
+    def case_name(self, case: CasePoint) -> str:
+        """The case's own name, with its page size where the same case ran with another one before."""
+        name = case.name.upper()
+        return f"{name}_P{case.page_size}" if name in self.taken else name
+
     def of(self, value: object, wanted: str) -> Ref:
         """The name of ``value``, made from ``wanted`` the first time."""
         if value not in self.names:
@@ -89,17 +94,22 @@ def module_view(method: str, backend: str, subtests: list[Subtest]) -> ModuleVie
         if subtest.model not in models:
             models[subtest.model] = namer.of(subtest.model, model_name(subtest.model, base))
         if subtest.case not in cases:
-            cases[subtest.case] = namer.of(subtest.case, subtest.case.name.upper())
+            cases[subtest.case] = namer.of(subtest.case, namer.case_name(subtest.case))
         entry = subtest.known_failure
         if entry is not None and entry.id not in entries:
             entries[entry.id] = (namer.of(entry.id, entry.id.upper().replace("-", "_")), entry)
     by_sweep: dict[str, list[Subtest]] = {}
     for subtest in subtests:
         by_sweep.setdefault(subtest.sweep, []).append(subtest)
-    tolerance = subtests[0].tolerance  # of the method and the backend's dtype
+    tolerances: dict[str, Ref] = {}
+    for subtest in subtests:  # the first dtype is the backend's own, unless every sweep has that axis
+        dtype = subtest.model.dtype
+        if dtype not in tolerances:
+            tolerances[dtype] = Ref(f"TOLERANCE_{dtype.upper()}" if tolerances else "TOLERANCE")
+    of_dtype = {subtest.model.dtype: subtest.tolerance for subtest in subtests}
     constants = [
         assignment("ADAPTER", subtests[0].adapter),
-        assignment("TOLERANCE", tolerance_call(tolerance)),
+        *(assignment(ref.name, tolerance_call(of_dtype[dtype])) for dtype, ref in tolerances.items()),
         assignment("MODEL", Call("Model", stated(base))),
         *(
             assignment(ref.name, Call("replace", differences(model, base), (Ref("MODEL"),)))
@@ -108,7 +118,7 @@ def module_view(method: str, backend: str, subtests: list[Subtest]) -> ModuleVie
         ),
     ]
     sweeps = tuple(
-        sweep_view(namer, sweep, group, models, cases, {name: ref for name, (ref, _) in entries.items()})
+        sweep_view(namer, sweep, group, Names(models, cases, tolerances, {id: ref for id, (ref, _) in entries.items()}))
         for sweep, group in by_sweep.items()
     )
     speculative = any(case.speculation is not None for case in cases)
@@ -141,16 +151,19 @@ def module_view(method: str, backend: str, subtests: list[Subtest]) -> ModuleVie
     )
 
 
-def sweep_view(
-    namer: Namer,
-    sweep: str,
-    subtests: list[Subtest],
-    models: Mapping[ModelPoint, Ref],
-    cases: Mapping[CasePoint, Ref],
-    entries: Mapping[str, Ref],
-) -> SweepView:
+@dataclass(frozen=True)
+class Names:
+    """What the constants of a module are called."""
+
+    models: Mapping[ModelPoint, Ref]
+    cases: Mapping[CasePoint, Ref]
+    tolerances: Mapping[str, Ref]
+    entries: Mapping[str, Ref]
+
+
+def sweep_view(namer: Namer, sweep: str, subtests: list[Subtest], names: Names) -> SweepView:
     """What the subtests of a sweep share goes into a partial; each row states its id and the rest."""
-    rows = [arguments(subtest, models, cases, entries) for subtest in subtests]
+    rows = [arguments(subtest, names) for subtest in subtests]
     shared = {
         name: value
         for name, value in rows[0].items()
@@ -181,24 +194,22 @@ def sweep_view(
     )
 
 
-def arguments(
-    subtest: Subtest, models: Mapping[ModelPoint, Ref], cases: Mapping[CasePoint, Ref], entries: Mapping[str, Ref]
-) -> dict[str, object]:
+def arguments(subtest: Subtest, names: Names) -> dict[str, object]:
     """The keywords of ``kits.Subtest``, all of them."""
     entry = subtest.known_failure
     return {
         "id": subtest.id,
         "adapter": Ref("ADAPTER"),
-        "model": models[subtest.model],
-        "case": cases[subtest.case],
+        "model": names.models[subtest.model],
+        "case": names.cases[subtest.case],
         "runner": subtest.runner,
         "seq_lens": subtest.seq_lens,
         "layout": subtest.layout,
         "pad_style": subtest.pad_style,
         "multiplier": subtest.multiplier,
-        "tolerance": Ref("TOLERANCE"),
+        "tolerance": names.tolerances[subtest.model.dtype],
         "requires": subtest.requires,
-        "known_failure": entries[entry.id] if entry is not None else None,
+        "known_failure": names.entries[entry.id] if entry is not None else None,
     }
 
 
@@ -211,12 +222,14 @@ def plain_model(subtests: list[Subtest]) -> ModelPoint:
 
 
 def model_name(model: ModelPoint, base: ModelPoint) -> str:
-    """A name that says what differs: ``MODEL_Q10_KV2``."""
+    """A name that says what differs: ``MODEL_Q10_KV2``, ``MODEL_FLOAT16``, ``MODEL_SINKS``."""
     parts = []
     for name, value in differences(model, base).items():
-        if isinstance(value, int) and not isinstance(value, bool) and name in SHORT:
+        if name == "dtype":
+            parts.append(str(value).upper())
+        elif name in SHORT and value is not None:
             parts.append(f"{SHORT[name]}{value}")
-        else:
+        elif name != "v_head_dim" or model.v_head_dim != model.head_dim:
             parts.append(name.upper())
     return "_".join(["MODEL", *parts])
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from generator.index import Index
 from generator.loading import Document, Names
 from generator.problems import Loc, Problem, did_you_mean, quote
-from generator.spec import LAYOUTS, MODES, RUNNERS, SEQ_LENS, Cell, KnownFailure
+from generator.spec import LAYOUTS, MODES, RUNNERS, SEQ_LENS, Axes, Cell, KnownFailure
 
 
 def check_references(document: Document, index: Index) -> Iterator[Problem]:
@@ -26,6 +26,7 @@ def check_references(document: Document, index: Index) -> Iterator[Problem]:
     yield from case_sets(index, names)
     for at, sweep in enumerate(spec.sweep):
         loc: Loc = ("sweep", at)
+        yield from each("E-unknown-profile", "profile", sweep.profiles or (), names.profiles, (*loc, "profiles"))
         if sweep.shape is not None:
             yield from known("E-unknown-case", "case", sweep.shape, names.cases, (*loc, "shape"))
         for variant in (v for v in index.variants if v.index == at):
@@ -69,9 +70,9 @@ def repeated(listed: Iterable[object], loc: Loc) -> Iterator[Problem]:
         seen.add(item)
 
 
-def axes_repeated(axes: object, loc: Loc) -> Iterator[Problem]:
+def axes_repeated(axes: Axes, loc: Loc) -> Iterator[Problem]:
     """A problem for each value that an axis has twice."""
-    for name in ("seq_lens", "layout", "pad_style", "multiplier"):
+    for name in type(axes).model_fields:
         yield from repeated(getattr(axes, name) or (), (*loc, name))
 
 

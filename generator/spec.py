@@ -43,6 +43,7 @@ DEFAULT_LAYOUT = "shuffled_pages"
 SPECULATIVE_MODES = frozenset({"TARGET_VERIFY", "DRAFT_EXTEND", "DRAFT_EXTEND_V2"})
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
+HeadCounts = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,2}:[1-9][0-9]{0,2}$")]
 EntryId = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]*$", max_length=60)]
 SetMember = Annotated[str, StringConstraints(pattern=r"^@?[a-z][a-z0-9_]*$", max_length=61)]
 Adapter = Annotated[
@@ -128,6 +129,8 @@ class Backend(Table):
     modes: list[Mode] = Field(min_length=1, description="Forward modes it supports.")
     runners: list[Runner] = Field(min_length=1, description="Runner modes it supports.")
     dtype: Dtype = Field(description="dtype of q, k, v and of the KV cache.")
+    dtypes: list[Dtype] = Field([], description="Further dtypes that it supports.")
+    head_dims: list[Heads] = Field([], description="Head dims that it supports; any where left out.")
     page_size: Count = Field(description="Page size of a case that states none.")
     page_sizes: list[Count] = Field(min_length=1, description="Page sizes it supports.")
     features: list[Feature] = Field([], description="Model features it supports.")
@@ -177,8 +180,12 @@ class Case(Table):
 
 
 class Axes(Table):
-    """Values that are crossed. Their order here is their order in an id."""
+    """Values that are crossed. Their order here is their order in an id. The first four replace what is stated elsewhere."""
 
+    heads: list[HeadCounts] | None = Field(None, min_length=1, description='Query and KV heads, such as "8:1".')
+    head_dim: list[Heads] | None = Field(None, min_length=1)
+    dtype: list[Dtype] | None = Field(None, min_length=1)
+    page_size: list[Count] | None = Field(None, min_length=1)
     seq_lens: list[SeqLens] | None = Field(None, min_length=1)
     layout: list[Layout] | None = Field(None, min_length=1)
     pad_style: list[Name] | None = Field(None, min_length=1)
@@ -188,6 +195,10 @@ class Axes(Table):
 class Point(Table):
     """One value for each axis of a sweep."""
 
+    heads: HeadCounts | None = None
+    head_dim: Heads | None = None
+    dtype: Dtype | None = None
+    page_size: Count | None = None
     seq_lens: SeqLens | None = None
     layout: Layout | None = None
     pad_style: Name | None = None
@@ -221,6 +232,9 @@ class Sweep(Table):
 
     name: Name
     summary: Text = Field(description="One line for the tables.")
+    profiles: list[Name] | None = Field(
+        None, min_length=1, description="The profiles that have it, with those that extend them; all where left out."
+    )
     runner: Runner | Annotated[list[Runner], Field(min_length=1)]
     shape: Name | None = Field(None, description="The case that the spec of its cells runs on.")
     seq_lens: SeqLens | None = Field(None, description="What seq_lens means in all its cells.")
@@ -297,6 +311,9 @@ class Profile(Table):
     extends: Name | None = Field(None, description="The profile whose sweeps and collapse it shares.")
     sweeps: list[Name] | None = Field(None, min_length=1, description="The sweeps it has; all where left out.")
     collapse: list[Name] = Field([], description="Sweeps that keep only their base point.")
+    cover: Literal["pairs"] | None = Field(
+        None, description="Keep subtests that together hold every pair of axis values, and no more than that takes."
+    )
 
 
 class Spec(Table):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -81,6 +82,11 @@ class Subtest(NamedTuple):
     known_failure: KnownFailure | None = None
 
     @property
+    def cost(self) -> float:
+        """Roughly what it costs to run, relative to an eager one; recorded durations know better."""
+        return round(RUNNER_COST[self.runner] * self.weight, 3)
+
+    @property
     def rest(self) -> str:
         """The id without what the module and the test function already name."""
         return self.id.split(".", 3)[3]
@@ -109,6 +115,9 @@ class Subtest(NamedTuple):
     def fingerprint(self) -> str:
         """A short hash of ``inputs``."""
         return hashlib.sha256(repr(self.inputs).encode()).hexdigest()[:16]
+
+
+RUNNER_COST = {"eager": 1.0, "pcg": 3.0, "bcg": 3.0, "cuda_graph": 5.0, "cuda_graph_multi_step": 6.0}
 
 
 def module_file(method: str, backend: str) -> str:
@@ -150,6 +159,28 @@ def model_point(name: str, method: Method, backend: Backend, case: Case) -> Mode
     }
     changes = {**changes_of(backend.model), **changes_of(case.model), **rides}
     return replace(model, **changes) if changes else model  # type: ignore[arg-type]
+
+
+def with_shape(model: ModelPoint, case: CasePoint, shape: Mapping[str, object]) -> tuple[ModelPoint, CasePoint]:
+    """Model and case with the values of the axes ``heads``, ``head_dim``, ``dtype`` and ``page_size``."""
+    changes: dict[str, object] = {}
+    if "heads" in shape:
+        changes["q_heads"], changes["kv_heads"] = heads_of(str(shape["heads"]))
+    if "head_dim" in shape:
+        changes["head_dim"] = changes["v_head_dim"] = shape["head_dim"]
+    if "dtype" in shape:
+        changes["dtype"] = shape["dtype"]
+    if changes:
+        model = replace(model, **changes)  # type: ignore[arg-type]
+    if "page_size" in shape:
+        case = replace(case, page_size=shape["page_size"])  # type: ignore[arg-type]
+    return model, case
+
+
+def heads_of(text: str) -> tuple[int, int]:
+    """``8:1`` as query heads and KV heads."""
+    q_heads, _, kv_heads = text.partition(":")
+    return int(q_heads), int(kv_heads)
 
 
 def case_point(case: Case, backend: Backend, name: str | None, speculation: Speculation | None) -> CasePoint:

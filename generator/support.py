@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from generator.index import Choice, Index, Variant, axis_values
 from generator.problems import Loc, Problem, quote
-from generator.spec import SPECULATIVE_MODES, Backend, Cell, Speculation
-from generator.subtests import case_point, features_needed, model_point
-from generator.values import listing
+from generator.spec import SPECULATIVE_MODES, Backend, Cell, Method, Speculation
+from generator.subtests import case_point, features_needed, heads_of, model_point
+from generator.values import hidden_scale, listing
 
 RUNNER_MODES = {
     "eager": frozenset({"EXTEND", "DECODE", "MIXED"}) | SPECULATIVE_MODES,
@@ -77,7 +77,11 @@ def models(index: Index) -> Iterator[Problem]:
             if method is None or method.q_heads % method.kv_heads:
                 continue
             backends = [index.spec.backends[name] for name in cell.backends if name in index.spec.backends]
-            for choice in index.choices(variant, cell, ("sweep", variant.index, "cell", number)):
+            loc: Loc = ("sweep", variant.index, "cell", number)
+            yield from shape_axes(variant, cell, loc, method)
+            if "heads" in axis_values(variant.axes) | axis_values(cell.axes):
+                continue
+            for choice in index.choices(variant, cell, loc):
                 for backend in backends:
                     model = model_point(cell.method, method, backend, choice.case)
                     if model.q_heads % model.kv_heads:
@@ -86,6 +90,23 @@ def models(index: Index) -> Iterator[Problem]:
                             f"heads of method {quote(cell.method)}"
                         )
                         yield Problem("E-heads", ("case", choice.case_index, "model"), message)
+
+
+def shape_axes(variant: Variant, cell: Cell, cell_loc: Loc, method: Method) -> Iterator[Problem]:
+    """Heads and head dims that an axis gives to the models of a cell."""
+    for axes, loc in ((variant.axes, variant.loc), (cell.axes, cell_loc)):
+        for at, text in enumerate(axes.heads or ()):
+            q_heads, kv_heads = heads_of(text)
+            if q_heads % kv_heads:
+                message = f"{q_heads} query heads are no multiple of {kv_heads} KV heads"
+                yield Problem("E-heads", (*loc, "axes", "heads", at), message)
+        for at, head_dim in enumerate(axes.head_dim or ()):
+            where: Loc = (*loc, "axes", "head_dim", at)
+            if method.v_head_dim is not None:
+                message = f"the head dim of method {quote(cell.method)} cannot vary: it has a v_head_dim"
+                yield Problem("E-head-dim", where, message)
+            else:
+                yield from hidden_scale(method.scale, head_dim, where)
 
 
 def windows(index: Index) -> Iterator[Problem]:
@@ -209,9 +230,18 @@ def on_backend(
             yield Problem(
                 "E-backend-runner", loc, f"{label} does not support the runner {quote(runner)}", has(backend.runners)
             )
-    if method is not None and backend.dtype not in method.tolerance:
-        message = f"method {quote(cell.method)} states no tolerance for {backend.dtype}, the dtype of {label}"
-        yield Problem("E-no-tolerance", ("methods", cell.method, "tolerance"), message)
+    axes = {**axis_values(variant.axes), **axis_values(cell.axes)}
+    for dtype in axes.get("dtype", [backend.dtype]):
+        if dtype not in (backend.dtype, *backend.dtypes):
+            known = has([backend.dtype, *backend.dtypes])
+            yield Problem("E-backend-dtype", loc, f"{label} does not support the dtype {dtype}", known)
+        elif method is not None and dtype not in method.tolerance:
+            message = f"method {quote(cell.method)} states no tolerance for {dtype}, a dtype of {label}"
+            yield Problem("E-no-tolerance", ("methods", cell.method, "tolerance"), message)
+    for head_dim in axes.get("head_dim", [method.head_dim] if method is not None else []):
+        if backend.head_dims and head_dim not in backend.head_dims:
+            known = f"its head dims are {listing(backend.head_dims)}"
+            yield Problem("E-backend-head-dim", loc, f"{label} does not support the head dim {head_dim}", known)
     modes: dict[str, list[str]] = {}
     pages: dict[int, list[str]] = {}
     features: dict[str, list[str]] = {}
@@ -219,9 +249,9 @@ def on_backend(
         case = choice.case
         if case.mode not in backend.modes:
             modes.setdefault(case.mode, []).append(case.name)
-        page = case.page_size or backend.page_size
-        if page not in backend.page_sizes and backend.page_size in backend.page_sizes:
-            pages.setdefault(page, []).append(case.name)
+        for page in axes.get("page_size", [case.page_size or backend.page_size]):
+            if page not in backend.page_sizes and backend.page_size in backend.page_sizes:
+                pages.setdefault(page, []).append(case.name)  # type: ignore[call-overload]
         speculation = index.spec.speculations.get(choice.speculation or "")
         needed = features_needed(case.model)
         if speculation is not None and branches(speculation):
