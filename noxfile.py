@@ -7,7 +7,9 @@ for what runs attention. Each is installed once, and again when ``pyproject.toml
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -26,8 +28,8 @@ HEAVY = ("torch", "triton")
 @nox.session(python=False, tags=["matrix"])
 def gpu_matrix(session: nox.Session) -> None:
     """Run the matrix of suite.toml over the GPUs of this host, or over its CPU cores where it has none."""
-    python = matrix_python(session)
-    session.run(python, "-m", "orchestrator", "run", "--tests", "generated_tests", *session.posargs)
+    tests, arguments = suite_of(session)
+    session.run(matrix_python(session), "-m", "orchestrator", "run", "--tests", tests, *arguments)
 
 
 @nox.session(python=False, default=False, tags=["write"])
@@ -74,6 +76,24 @@ def lint(session: nox.Session) -> None:
     session.run(python, "-m", "ruff", "check", *(["--fix"] if fix else []), ".")
     session.run(python, "-m", "ruff", "format", *([] if fix else ["--diff"]), ".")
     session.run(python, "-m", "mypy")
+
+
+def suite_of(session: nox.Session) -> tuple[str, list[str]]:
+    """The folder of tests that ``session`` is to run, and the other arguments.
+
+    A profile with more than the committed tests is generated into a folder of its own first.
+    """
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("--profile")
+    chosen, others = options.parse_known_args(session.posargs)
+    manifest = json.loads(read("generated_tests/manifest.json"))
+    within = {manifest["profile"], *(name for row in manifest["subtests"] for name in row["profiles"])}
+    if chosen.profile is None or chosen.profile in within:
+        return "generated_tests", list(session.posargs)
+    tests = f".attnmatrix/{chosen.profile}"
+    generator = (environment(session, "light"), "-m", "generator", "generate")
+    session.run(*generator, "--profile", chosen.profile, "--output", tests)
+    return tests, others
 
 
 def matrix_python(session: nox.Session) -> str:
