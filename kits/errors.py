@@ -45,6 +45,12 @@ class KVIntegrityError(CheckFailed):
     check = "kv_integrity"
 
 
+class InputError(CheckFailed):
+    """A forward changed its own q, k or v, which belong to the caller."""
+
+    check = "inputs"
+
+
 class NeighbourError(CheckFailed):
     """A row changed although only its neighbours did."""
 

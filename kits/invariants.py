@@ -59,6 +59,35 @@ def check_metadata(metadata: dict[str, Any], batch: Batch, live: Sequence[Reques
         raise MetadataError(f"{len(problems)} metadata invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
 
 
+def check_padding(batch: Batch, live: Sequence[Request], padded: Sequence[Request]) -> None:
+    """What the runner left in the rows and tokens behind the live ones must be nobody's but the padding's.
+
+    Padded rows may name request 0 or a request that exists to pad, their tokens may write to slot 0, the null slot -1
+    or the slots of such a request, and every position lies within the request table. The live part must be the live
+    requests' own.
+    """
+    size, problems = batch.batch_size, []
+    rows = batch.req_pool_indices.tolist()
+    indices = [request.index for request in live]
+    strangers = set(rows[len(live) :]) - {0, *(request.index for request in padded)}
+    if rows[: len(live)] != indices or strangers:
+        problems.append(f"req_pool_indices (B={size}): {rows}; live are {indices}, the rest must be padding's")
+    tokens = sum(request.extend_len for request in live)
+    for name, slots in batch.out_cache_loc.items():
+        own = [slot for request in live for slot in request.slots[name][request.prefix_len :].tolist()]
+        free = {0, -1, *(slot for request in padded for slot in request.slots[name][request.prefix_len :].tolist())}
+        written = slots.tolist()
+        if written[:tokens] != own or set(written[tokens:]) - free:
+            problems.append(
+                f"out_cache_loc of {name} (B={size}): {written}; live tokens own {own}, the rest must be padding's"
+            )
+    positions = batch.positions.tolist()
+    if positions and not 0 <= min(positions) <= max(positions) < batch.pool.max_len:
+        problems.append(f"positions (B={size}): {positions} leave the request table of {batch.pool.max_len}")
+    if problems:
+        raise MetadataError(f"{len(problems)} batch invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
+
+
 def _rows_of(
     part: str, fields: dict[str, torch.Tensor], batch: Batch, live: Sequence[Request]
 ) -> tuple[int, list[Request]]:

@@ -161,7 +161,8 @@ class World:
                 k.append(self.randn(total, model.kv_heads, model.head_dim))
                 fresh_v = self.randn(total, model.kv_heads, model.v_head_dim)
             v.append(k[-1][..., : model.v_head_dim] if layer.mla else fresh_v)
-        index = self._free_rows.pop(0)
+        # In no order: a value cached under a row's index meets the row's next owner as well as rows nobody owns.
+        index = self._free_rows.pop(self.rng.randrange(len(self._free_rows)))
         request = Request(
             index=index,
             prefix_len=prefix,
@@ -216,3 +217,12 @@ class World:
                     group.req_to_token[request.index] = group.stray_slot
                     self._free_pages[name].extend(request.pages[name])
                 self._free_rows.append(request.index)
+
+
+def inputs_of(requests: Sequence[Request], layer: int) -> dict[str, torch.Tensor]:
+    """``q``, ``k`` and ``v`` of the new tokens of ``requests``, one after the other: ``(tokens, heads, dim)`` each."""
+    return {
+        "q": torch.cat([request.q[layer] for request in requests]),
+        "k": torch.cat([request.k[layer][request.prefix_len :] for request in requests]),
+        "v": torch.cat([request.v[layer][request.prefix_len :] for request in requests]),
+    }

@@ -9,15 +9,15 @@ import torch
 from kits import reference
 from kits.backends.base import Backend, Geometry
 from kits.batches import describe_rows, eager_batch
-from kits.compare import difference, require_close
-from kits.errors import KitError, KVIntegrityError, MismatchError
+from kits.compare import difference, require_close, same_bits
+from kits.errors import InputError, KitError, KVIntegrityError, MismatchError
 from kits.graphs import unobserved
 from kits.invariants import check_metadata
 from kits.layers import Layer
 from kits.record import Record
 from kits.scratch import spoiled
 from kits.subtest import Speculation, Subtest
-from kits.world import Request, World
+from kits.world import Request, World, inputs_of
 
 RESERVED_SLOTS = 1
 """Slots at the start of the pool that padding may write: slot 0."""
@@ -123,10 +123,11 @@ class SubtestRun:
         before = self.snapshot()
         outputs = []
         for layer in self.world.layers:
-            q = torch.cat([request.q[layer.index] for request in requests])
-            k = torch.cat([request.k[layer.index][request.prefix_len :] for request in requests])
-            v = torch.cat([request.v[layer.index][request.prefix_len :] for request in requests])
-            outputs.append(self.backend.forward(q, k, v, layer, batch))
+            given = inputs_of(requests, layer.index)
+            outputs.append(self.backend.forward(**given, layer=layer, batch=batch))
+            for name, values in inputs_of(requests, layer.index).items():
+                if not same_bits(given[name], values):
+                    raise InputError(f"eager {mode}: the forward changed {name} of layer {layer.index}")
         self.check_kv_integrity(before, requests, what=f"eager {mode}")
         return outputs
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from kits.compare import difference, same_bits
-from kits.errors import NeighbourError, NothingReplayedError
-from kits.invariants import check_metadata
+from kits.errors import InputError, NeighbourError, NothingReplayedError
+from kits.invariants import check_metadata, check_padding
 from kits.runners.common import SubtestRun
 from kits.runners.graph import GraphRunner
 from kits.runners.plan import ReplayPlan, Step, plan_of
@@ -96,7 +96,9 @@ class GraphSubtest:
         with suite.notes.phase("capture"):
             for size, lens in self.plan.captures:
                 requests = suite.world.add_requests(lens)
+                before = suite.snapshot()
                 warmed = self.runner.capture(size, requests)
+                suite.check_kv_integrity(before, requests, writes=self.writes_kv, what=f"warm-up of {size}")
                 suite.notes.captures += self.runner.captured[size].graph.captures
                 if suite.mode not in suite.backend.capabilities.fills_at_capture:
                     suite.compare(f"warm-up of {size}", warmed, requests, suite.mode, self.speculation)
@@ -117,14 +119,17 @@ class GraphSubtest:
         with suite.notes.phase("prepare"):
             captured = self.runner.prepare(size, requests)
         with suite.notes.phase("invariants"):
+            padded = self.pad_requests[: size - len(requests)]
+            check_padding(captured.static, requests, padded)
             check_metadata(suite.backend.metadata(), captured.batch, owners)
             captured.guard.check()
             before = suite.snapshot()
         with suite.notes.phase("replay"):
             outputs = self.runner.run(captured, requests)
         with suite.notes.phase("integrity"):
-            padded = self.pad_requests[: size - len(requests)]
             suite.check_kv_integrity(before, requests, padded=padded, writes=self.writes_kv, what=what)
+            for name in self.runner.changed_inputs(requests):
+                raise InputError(f"{what}: the forward changed {name}")
         return outputs
 
     def _interlude(self) -> None:

@@ -9,11 +9,12 @@ import torch
 
 from kits.backends.base import Backend
 from kits.batches import Batch, Rows, SpecInfo, describe_rows
+from kits.compare import same_bits
 from kits.graphs import Graph, PointerGuard, host_tensor, new_graph
 from kits.padding import scratch_row
 from kits.scratch import scratch
 from kits.subtest import Speculation
-from kits.world import Request, World
+from kits.world import Request, World, inputs_of
 
 
 @dataclass
@@ -23,6 +24,11 @@ class CapturedGraph:
     graph: Graph
     batch: Batch
     guard: PointerGuard
+
+    @property
+    def static(self) -> Batch:
+        """The batch that the forward sees, padding included."""
+        return self.batch
 
 
 class GraphRunner:
@@ -193,14 +199,21 @@ class GraphRunner:
 
     def _load_values(self, batch: Batch, requests: Sequence[Request]) -> None:
         """q, k and v of the live rows; NaN in those of padded rows and in what the graph must write."""
-        tokens = sum(request.extend_len for request in requests)
         for layer in self.world.layers:
             index = layer.index
             for name in ("q", "k", "v", "out"):
                 self.buffers[f"{name}.{index}"][: batch.batch_size * self.tokens_per_row] = float("nan")
-            self.buffers[f"q.{index}"][:tokens] = torch.cat([r.q[index] for r in requests])
-            self.buffers[f"k.{index}"][:tokens] = torch.cat([r.k[index][r.prefix_len :] for r in requests])
-            self.buffers[f"v.{index}"][:tokens] = torch.cat([r.v[index][r.prefix_len :] for r in requests])
+            for name, values in inputs_of(requests, index).items():
+                self.buffers[f"{name}.{index}"][: len(values)] = values
+
+    def changed_inputs(self, requests: Sequence[Request]) -> list[str]:
+        """Which of q, k and v of the live rows are no longer what ``load`` put there."""
+        return [
+            f"{name} of layer {layer.index}"
+            for layer in self.world.layers
+            for name, values in inputs_of(requests, layer.index).items()
+            if not same_bits(self.buffers[f"{name}.{layer.index}"][: len(values)], values)
+        ]
 
     def prepare(self, size: int, requests: Sequence[Request]) -> CapturedGraph:
         """Everything before a replay that happens on the host."""

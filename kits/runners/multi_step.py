@@ -17,7 +17,7 @@ from kits.runners.common import SubtestRun, drafts_are_cached
 from kits.runners.cuda_graph import GraphSubtest
 from kits.runners.graph import GraphRunner
 from kits.subtest import Speculation
-from kits.world import Request
+from kits.world import Request, inputs_of
 
 
 def run_multi_step(run: SubtestRun) -> None:
@@ -97,12 +97,8 @@ class MultiStepSubtest(GraphSubtest):
             batch.out_cache_loc = {name: step_tokens(loc, len(own), draft, step) for name, loc in slots.items()}
             batch.positions = step_tokens(positions, len(own), draft, step)
             for layer in suite.world.layers:
-                values = (
-                    torch.cat([request.q[layer.index] for request in own]),
-                    torch.cat([request.k[layer.index][request.prefix_len :] for request in own]),
-                    torch.cat([request.v[layer.index][request.prefix_len :] for request in own]),
-                )
-                q, k, v = (step_tokens(value, len(own), draft, step) for value in values)
+                given = inputs_of(own, layer.index)
+                q, k, v = (step_tokens(values, len(own), draft, step) for values in given.values())
                 by_layer[layer.index].append(backend.forward(q, k, v, layer, batch))
         suite.check_kv_integrity(before, own, writes=self.writes_kv, what="eager draft")
         return [request_order(steps, len(own), draft) for steps in by_layer]

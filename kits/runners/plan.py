@@ -85,8 +85,13 @@ def make_plan(case: Case, *, multiplier: int, padded: bool, tokens: int, rng: ra
         prefix = case.prefix_lens[row % real]
         return rng.randint(prefix // 2, max(prefix // 2, prefix - 1)), extend_of(row)
 
+    page = case.page_size
+    boundaries = [page - tokens + 1, page, page - 1, 1, page + 1]
+
     def any_length(row: int) -> tuple[int, int]:
-        return rng.randint(1, max(case.prefix_lens) + case.page_size), extend_of(row)
+        """Every second row stands at a page boundary, where page counts are most easily off by one."""
+        drawn = rng.randint(1, max(case.prefix_lens) + page)
+        return max(1, boundaries[row // 2 % len(boundaries)]) if row % 2 == 0 else drawn, extend_of(row)
 
     def full(name: str, rows: int) -> Step:
         return Step(name, rows, [any_length(row) for row in range(rows)])

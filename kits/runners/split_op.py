@@ -15,12 +15,13 @@ import torch
 
 from kits.backends.base import Backend
 from kits.batches import Batch, describe_rows, eager_batch
+from kits.compare import same_bits
 from kits.graphs import PointerGuard, new_graph
 from kits.layers import Layer
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
 from kits.scratch import scratch
-from kits.world import Request, World
+from kits.world import Request, World, inputs_of
 
 Piece = Callable[[], None]
 
@@ -195,13 +196,11 @@ class SplitRunner:
             buffers[f"out_cache_loc.{group}"][:tokens] = slots
             buffers[f"out_cache_loc.{group}"][tokens:size] = 0
         for layer in self.world.layers:
-            index = layer.index
             for role in ("given", "ready"):
                 for name in ("q", "k", "v", "out"):
                     self._at(role, name, layer, size).fill_(float("nan"))
-            self._at("given", "q", layer, tokens).copy_(torch.cat([r.q[index] for r in requests]))
-            self._at("given", "k", layer, tokens).copy_(torch.cat([r.k[index][r.prefix_len :] for r in requests]))
-            self._at("given", "v", layer, tokens).copy_(torch.cat([r.v[index][r.prefix_len :] for r in requests]))
+            for name, values in inputs_of(requests, layer.index).items():
+                self._at("given", name, layer, tokens).copy_(values)
         static = replace(
             raw,
             num_tokens=size,
@@ -210,6 +209,15 @@ class SplitRunner:
             out_cache_loc={name: buffers[f"out_cache_loc.{name}"][:size] for name in raw.out_cache_loc},
         )
         return raw, static
+
+    def changed_inputs(self, requests: Sequence[Request]) -> list[str]:
+        """Which of q, k and v of the live rows the attention changed."""
+        return [
+            f"{name} of layer {layer.index}"
+            for layer in self.world.layers
+            for name, values in inputs_of(requests, layer.index).items()
+            if not same_bits(self._at("ready", name, layer, len(values)), values)
+        ]
 
     def prepare(self, size: int, requests: Sequence[Request]) -> CapturedSplit:
         """Everything before a replay that happens on the host."""

@@ -115,7 +115,7 @@ class LaunchesTriton(InGraph):
     def trespass(self, q: torch.Tensor, batch: Batch) -> Any:
         from tests.kits.raw_kernel import launch
 
-        launch(q)
+        launch(q.clone())
 
 
 class LeavesModeActive(FA3Backend):
@@ -173,3 +173,10 @@ class BoundsByOwn(FA3Backend):
             return super().forward(q, k, v, layer, batch)
         finally:
             self.tensors = whole
+
+
+class ScalesQueryInPlace(InGraph):
+    """Folds the scale into the caller's q, as if it were its own."""
+
+    def trespass(self, q: torch.Tensor, batch: Batch) -> Any:
+        return q.mul_(1 + 4e-3)

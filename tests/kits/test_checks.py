@@ -97,6 +97,22 @@ def test_grown_replay_alone_sees_a_captured_bound(monkeypatch: pytest.MonkeyPatc
     assert "replay of own (" not in str(caught.value)
 
 
+def test_input_check_alone_sees_a_scaled_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    subtest = make("tests.kits.breakers:ScalesQueryInPlace")
+    with pytest.raises(errors.InputError, match="changed q of layer 0"):
+        kits.run(subtest)
+    monkeypatch.setattr(common, "same_bits", lambda *_: True)
+    monkeypatch.setattr("kits.runners.graph.same_bits", lambda *_: True)
+    kits.run(subtest)
+
+
+def test_padding_check_sees_what_a_larger_replay_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows behind the live ones keep the request and the write slots of an earlier batch."""
+    monkeypatch.setattr("kits.runners.graph.GraphRunner._fill_tail", lambda *_: None)
+    with pytest.raises(errors.MetadataError, match="the rest must be padding's"):
+        kits.run(make("kits.backends.flash_attention:FA3Backend", pad_style="prod_fill", multiplier=2))
+
+
 def test_invariants_pass_over_what_is_missing() -> None:
     """Best effort: unknown and non-tensor fields are no violation."""
 
