@@ -107,8 +107,10 @@ class LiveProgress(Progress):
         for lane, device in enumerate(supervisor.lanes):
             words = lane_words(supervisor, lane, device)
             lanes.add_row(*(Text(word, overflow="ellipsis", no_wrap=True) for word in words))
-        bar = ProgressBar(total=max(1, self.done + supervisor.left), completed=self.done, width=40)
-        return Group(lanes, bar, Text(self.line(supervisor)))
+        total = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=max(1, self.done + supervisor.left), completed=self.done, width=24)
+        total.add_row(bar, Text(self.line(supervisor)))
+        return Group(lanes, total)
 
     def end(self) -> None:
         self.live.stop()

@@ -132,7 +132,7 @@ class WorkerPlugin:
             text = describe(self.reports) if outcome not in outcomes.EXPECTED else ""
         if self.memory:
             self.unfit = self.unfit or "memory was exhausted"
-        if self.unfit:
+        if self.unfit and self.unfit not in message:
             message = f"{message} [worker replaced: {self.unfit}]"
         self.write(
             event="finish", **key, t=time.time(), seconds=round(time.monotonic() - began, 4), outcome=outcome,

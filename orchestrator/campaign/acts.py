@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,8 +41,10 @@ def act(id: str, case: str, record: Callable[[str, object], None]) -> None:
 
 
 def marks() -> Path:
-    """Where processes leave notes for later ones; the suite's folder by default."""
-    return Path(os.environ.get("ATTNMATRIX_FAKE_MARKS", "."))
+    """Where processes leave notes for later ones."""
+    folder = Path(os.environ.get("ATTNMATRIX_FAKE_MARKS") or Path(tempfile.gettempdir()) / "attnmatrix-fake-marks")
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def first_time(id: str) -> bool:
