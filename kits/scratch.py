@@ -6,24 +6,46 @@ buffers are remembered weakly: whoever drops one still leaves a graph with a dan
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import dataclass
 
 import torch
 
-from kits.graphs.storages import StorageRef
+from kits.graphs.storages import StorageRef, as_view, unowned
 
 GUARD = 16
 """Elements of a guard zone on either side of a buffer."""
 
 _INT_GARBAGE = 0x2AAAAAAA
-_buffers: list[tuple[StorageRef, torch.dtype, tuple[int, ...]]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """``zones`` are the bytes of both guard zones, and do not keep the buffer alive."""
+
+    storage: StorageRef
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    zones: tuple[torch.Tensor, torch.Tensor]
+
+    @property
+    def intact(self) -> torch.Tensor:
+        """What each zone holds as long as nobody wrote to it."""
+        return _garbage_bytes(self.dtype, self.zones[0].device)
+
+
+_buffers: list[_Buffer] = []
 
 
 def scratch(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A contiguous buffer of garbage between guard zones: NaN in floats, a huge id in integers, 1 in bytes."""
     size = math.prod(shape)
     whole = torch.full((size + 2 * GUARD,), _garbage(dtype), dtype=dtype, device=device)
-    _buffers.append((StorageRef.of(whole), dtype, shape))
+    storage = StorageRef.of(whole)
+    alias, length = unowned(storage.address, storage.nbytes, whole.device), GUARD * dtype.itemsize
+    front, back = (as_view(alias, torch.uint8, (length,), (1,), start) for start in (0, storage.nbytes - length))
+    _buffers.append(_Buffer(storage, dtype, shape, (front, back)))
     return whole[GUARD : GUARD + size].view(shape)
 
 
@@ -33,21 +55,29 @@ def _garbage(dtype: torch.dtype) -> float:
     return _INT_GARBAGE if dtype in (torch.int32, torch.int64) else 1
 
 
+@functools.cache
+def _garbage_bytes(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((GUARD,), _garbage(dtype), dtype=dtype, device=device).view(torch.uint8)
+
+
 def forget_buffers() -> None:
     """Begin anew: buffers of an earlier subtest are nobody's concern."""
     _buffers.clear()
 
 
 def spoiled() -> list[str]:
-    """The living buffers whose guard zones somebody wrote to, described by dtype and shape."""
-    found = []
-    for reference, dtype, shape in _buffers:
-        storage = reference.lock()
-        if storage is None:
-            continue
-        whole = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, (math.prod(shape) + 2 * GUARD,))
-        zones = torch.cat([whole[:GUARD], whole[-GUARD:]])
-        intact = torch.isnan(zones) if dtype.is_floating_point else zones == _garbage(dtype)
-        if not bool(intact.all()):
-            found.append(f"{str(dtype).removeprefix('torch.')} buffer of shape {shape}")
-    return found
+    """The living buffers whose guard zones somebody wrote to, described by dtype and shape.
+
+    One comparison for all of them: on a GPU every operation and every question to the device has its price.
+    """
+    living = [buffer for buffer in _buffers if buffer.storage.lock() is not None]
+    if not living or torch.equal(
+        torch.cat([zone for buffer in living for zone in buffer.zones]),
+        torch.cat([buffer.intact for buffer in living for _ in buffer.zones]),
+    ):
+        return []
+    return [
+        f"{str(buffer.dtype).removeprefix('torch.')} buffer of shape {buffer.shape}"
+        for buffer in living
+        if not all(torch.equal(zone, buffer.intact) for zone in buffer.zones)
+    ]

@@ -68,13 +68,15 @@ class StorageRef:
         view = self._views.get(key)
         if view is None:
             if self._alias is None:
-                self._alias = unowned(self.address, self.nbytes)
+                self._alias = unowned(self.address, self.nbytes, tensor.device)
             view = self._views[key] = as_view(self._alias, *key)
         return view
 
 
-def unowned(address: int, nbytes: int) -> torch.UntypedStorage:
+def unowned(address: int, nbytes: int, device: torch.device) -> torch.UntypedStorage:
     """A storage over memory that somebody else owns."""
+    if device.type != "cpu":
+        return torch._C._construct_storage_from_data_pointer(address, device, nbytes)
     if nbytes == 0:
         return torch.UntypedStorage(0)
     buffer = (ctypes.c_char * nbytes).from_address(address)
@@ -89,7 +91,7 @@ def layout_key(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tupl
 def as_view(
     storage: torch.UntypedStorage, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
 
 
 @dataclass(frozen=True)
