@@ -19,11 +19,9 @@ from kits.faults.registry import Changes
 from kits.graphs import memory
 from kits.kernels import _flashinfer_schedule as schedule
 from kits.pools import KVGroup
-from kits.runners import cuda_graph, split_op
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
 from kits.runners.graph import GraphRunner
-from kits.runners.plan import ReplayPlan
 from kits.runners.split_op import SplitRunner
 from kits.world import Request, World
 
@@ -52,13 +50,13 @@ def _one_replay(changes: Changes) -> None:
     """Capture one size, replay the case once, look at nothing afterwards."""
 
     def shorten(original: Any) -> Any:
-        def shortened(*arguments: Any, **options: Any) -> ReplayPlan:
-            plan: ReplayPlan = original(*arguments, **options)
-            first = plan.steps[0]
-            captures = [(size, lens) for size, lens in plan.captures if size == first.size]
-            return replace(plan, captures=captures, steps=[first])
+        def __init__(self: GraphSubtest, *arguments: Any, **options: Any) -> None:
+            original(self, *arguments, **options)
+            first = self.plan.steps[0]
+            captures = [(size, lens) for size, lens in self.plan.captures if size == first.size]
+            self.plan = replace(self.plan, captures=captures, steps=[first])
 
-        return shortened
+        return __init__
 
     def count(_original: Any) -> Any:
         def _require_replayed(self: GraphSubtest) -> None:
@@ -69,8 +67,7 @@ def _one_replay(changes: Changes) -> None:
 
         return _require_replayed
 
-    changes.replace(cuda_graph, "make_plan", shorten)
-    changes.replace(split_op, "make_split_plan", shorten)
+    changes.replace(GraphSubtest, "__init__", shorten)
     changes.replace(GraphSubtest, "_check_neighbours", lambda _original: lambda self, *_rest: None)
     changes.replace(GraphSubtest, "_require_replayed", count)
 
@@ -129,14 +126,14 @@ def _zeroed(changes: Changes) -> None:
     def zero_padding(original: Any) -> Any:
         def _load_values(self: GraphRunner, batch: Any, requests: Sequence[Request]) -> None:
             original(self, batch, requests)
-            _nan_to_zero(self.buffers)
+            _zero_behind(self.buffers, sum(request.extend_len for request in requests))
 
         return _load_values
 
     def zero_split(original: Any) -> Any:
         def _load(self: SplitRunner, size: int, requests: Sequence[Request]) -> Any:
             loaded = original(self, size, requests)
-            _nan_to_zero(self.buffers)
+            _zero_behind(self.buffers, sum(request.extend_len for request in requests))
             return loaded
 
         return _load
@@ -144,7 +141,9 @@ def _zeroed(changes: Changes) -> None:
     def workspace(original: Any) -> Any:
         return lambda device: original(device).zero_()
 
-    changes.replace(scratch, "_garbage", lambda _original: lambda dtype: 0)
+    changes.replace_everywhere(
+        scratch.scratch, lambda original: lambda *shape, **options: original(*shape, **options).zero_()
+    )
     changes.replace(KVGroup, "__init__", zero_table)
     changes.replace(KVGroup, "poison", poison)
     changes.replace(GraphRunner, "_load_values", zero_padding)
@@ -153,10 +152,11 @@ def _zeroed(changes: Changes) -> None:
     changes.replace(schedule, "new_workspace", workspace)
 
 
-def _nan_to_zero(buffers: Mapping[str, torch.Tensor]) -> None:
+def _zero_behind(buffers: Mapping[str, torch.Tensor], tokens: int) -> None:
+    """Zeros in q, k, v and out of all tokens from ``tokens`` on."""
     for buffer in buffers.values():
         if buffer.dtype.is_floating_point:
-            torch.nan_to_num_(buffer, nan=0.0)
+            buffer[tokens:] = 0
 
 
 WEAKENINGS = {

@@ -1,0 +1,199 @@
+"""The measurement itself: no kill is invented, none is lost, and a process that dies is a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.power import cli, page
+from orchestrator.power.crew import Done, Job, run_jobs
+from orchestrator.power.planning import order
+from orchestrator.power.results import (
+    BROKEN,
+    CAUGHT,
+    CLEAN,
+    MISSED,
+    NOT_EXERCISED,
+    REPORTED,
+    FaultFacts,
+    FaultResult,
+    Report,
+    Trial,
+)
+
+FACTS = FaultFacts(
+    id="F01", row="F01", title="a bug", references=("owner/repo#1",), kind=1, kind_name="padded rows", axes="all",
+    control=False, module="kits.faults.some",
+)  # fmt: skip
+CONTROL = replace(FACTS, id="C06", row="C06", control=True)
+SPARE = replace(FACTS, id="S01", row="S01")
+
+
+def trial(number: int = 0, outcome: str = "passed", *, exercised: bool = True) -> Trial:
+    killed = outcome not in ("passed", "known_failure")
+    check = "compare" if killed else None
+    return Trial(f"dense.fa3.decode_cg.s{number}", outcome, check, "", 1.0, exercised, killed)
+
+
+def result(*trials: Trial, facts: FaultFacts = FACTS) -> FaultResult:
+    return FaultResult(facts, touched=len(trials), trials=list(trials))
+
+
+@pytest.mark.parametrize(
+    ("trials", "facts", "status"),
+    [
+        ((trial(), trial(outcome="failed")), FACTS, CAUGHT),
+        ((trial(), trial(outcome="unexpected_pass")), FACTS, CAUGHT),
+        ((trial(), trial()), FACTS, MISSED),
+        ((trial(exercised=False),), FACTS, NOT_EXERCISED),
+        ((), FACTS, NOT_EXERCISED),
+        ((trial(outcome="failed", exercised=False),), FACTS, BROKEN),
+        ((trial(outcome="crashed", exercised=False),), FACTS, CAUGHT),
+        ((trial(), trial(exercised=False)), CONTROL, CLEAN),
+        ((trial(outcome="failed"),), CONTROL, REPORTED),
+        ((trial(exercised=False),), CONTROL, NOT_EXERCISED),
+        ((trial(outcome="failed", exercised=False),), CONTROL, BROKEN),
+    ],
+)
+def test_status(trials: tuple[Trial, ...], facts: FaultFacts, status: str) -> None:
+    assert result(*trials, facts=facts).status == status
+
+
+def test_a_row_is_caught_if_all_its_mutants_are() -> None:
+    caught, missed = result(trial(outcome="failed")), result(trial())
+    missed.fault = replace(FACTS, id="F01b")
+    report = Report("ci", "0", [caught, missed])
+    assert [(row.id, row.caught) for row in report.counted] == [("F01", False)]
+
+
+def entry(id: str, **fields: Any) -> dict[str, Any]:
+    defaults = {
+        "weight": 1.0,
+        "sweep": "eager",
+        "backend": "fa3",
+        "method": "dense",
+        "pad_style": None,
+        "multiplier": 1,
+    }
+    return {"id": id, **defaults, **fields}
+
+
+def test_order_is_cheap_first_and_takes_turns() -> None:
+    entries = [
+        entry("slow", weight=15.0, sweep="decode_cg"),
+        entry("a1"),
+        entry("a2"),
+        entry("b1", sweep="verify"),
+        entry("polite", weight=5.0, sweep="verify_cg", pad_style="small_real"),
+        entry("rough", weight=5.0, sweep="verify_cg", pad_style="prod_fill"),
+    ]
+    assert [found["id"] for found in order(entries)] == ["a1", "b1", "a2", "rough", "polite", "slow"]
+
+
+def attempts(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What jobs below do, by the names of their subtests."""
+    for subtest_id in job.ids:
+        yield "begin", {"id": subtest_id}
+        if subtest_id.endswith("dies"):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if subtest_id.endswith("hangs"):
+            time.sleep(60)
+        if subtest_id.endswith("raises"):
+            raise RuntimeError("cannot be planted")
+        if subtest_id.endswith("vanishes"):
+            yield "trial", vars(trial())
+            os._exit(3)
+        killed = subtest_id.endswith("kills")
+        told = vars(trial(outcome="failed" if killed else "passed")) | {"id": subtest_id}
+        yield "trial", told
+        if killed and job.stop:
+            return
+
+
+def run(*ids: str, stop: bool = True) -> Done:
+    seen: list[Done] = []
+    (done,) = run_jobs([Job("F01", None, ids, stop)], attempts, workers=2, timeout=1.0, finished=seen.append)
+    assert seen == [done]
+    return done
+
+
+def test_the_first_kill_ends_a_job() -> None:
+    assert [found.outcome for found in run("1", "2kills", "3").trials] == ["passed", "failed"]
+    assert [found.outcome for found in run("1", "2kills", "3", stop=False).trials] == ["passed", "failed", "passed"]
+
+
+@pytest.mark.parametrize(("what", "outcome"), [("2dies", "crashed"), ("2hangs", "timeout")])
+def test_a_process_that_ends_inside_a_subtest_is_a_kill(what: str, outcome: str) -> None:
+    done = run("1", what, "3")
+    assert [found.outcome for found in done.trials] == ["passed", outcome]
+    assert done.trials[1].witnessed
+    assert done.error is None
+
+
+def test_going_on_after_a_process_that_died() -> None:
+    assert [found.outcome for found in run("1", "2dies", "3", "4kills", stop=False).trials] == [
+        "passed",
+        "crashed",
+        "passed",
+        "failed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("what", "error"), [("2raises", "RuntimeError: cannot be planted"), ("2vanishes", "ended between subtests: exit:3")]
+)
+def test_a_job_that_breaks_is_no_kill(what: str, error: str) -> None:
+    done = run("1", what)
+    assert done.error is not None
+    assert error in done.error
+    assert FaultResult(FACTS, 2, done.trials, done.error).status == BROKEN
+
+
+def test_many_jobs_end_once_each() -> None:
+    jobs = [Job(f"F{number:02}", None, ("1", "2kills", "3")) for number in range(7)]
+    seen: list[Done] = []
+    done = run_jobs([*jobs, Job("F99", None, ())], attempts, workers=3, timeout=5.0, finished=seen.append)
+    assert [one.job for one in done] == jobs
+    assert {id(one) for one in seen} == {id(one) for one in done}
+    assert all(one.trials[-1].killed for one in done)
+
+
+def test_exit_code() -> None:
+    caught, missed = result(trial(outcome="failed")), result(trial())
+    assert cli._exit_code(Report("ci", "0", [caught])) == 0
+    assert cli._exit_code(Report("ci", "0", [missed])) == cli.EXIT_SHORT
+    assert cli._exit_code(Report("ci", "0", [caught, result(trial(outcome="failed"), facts=CONTROL)])) == cli.EXIT_SHORT
+    assert cli._exit_code(Report("ci", "0", [caught, result(trial(), facts=SPARE)])) == cli.EXIT_SHORT
+    assert cli._exit_code(Report("ci", "0", [caught], red={"some": "failed"})) == cli.EXIT_BROKEN
+
+
+def test_page_and_readme(tmp_path: Path) -> None:
+    report = Report("ci", "0", [result(trial(outcome="failed")), result(trial(), facts=SPARE)])
+    report.results.append(result(trial(), facts=CONTROL))
+    report.weaker = {"polite": {"F01": MISSED, "S01": MISSED, "C06": CLEAN}}
+    text = page.render(report, {"polite": "less of everything"})
+    assert "| F01 | owner/repo#1 | padded rows | a bug | decode_cg | compare | 1.0 |" in text
+    assert "| polite: less of everything | 0 | F01 |" in text
+    assert "- **S01** (a bug): missed in 1 of 1 subtests" in text
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    page.fill_readme(readme, report)
+    said = "1 of 1 catalogued public bugs caught (100 %), 0 of 1 further ones, 0 of 1 harmless changes reported."
+    assert readme.read_text() == f"before\n{page.BEGIN}\n{said}\n{page.END}\nafter\n"
+
+
+def test_earlier_measurements_of_weaker_configurations_stay_only_where_they_fit(tmp_path: Path) -> None:
+    report = Report("ci", "one", [result(trial(outcome="failed"))], weaker={"polite": {"F01": MISSED}})
+    assert cli._earlier(tmp_path, report) == {}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "power.json").write_text(cli.json.dumps(report.as_dict()))
+    assert cli._earlier(tmp_path, report) == {"polite": {"F01": MISSED}}
+    assert cli._earlier(tmp_path, replace(report, manifest_sha256="another")) == {}
+    assert cli._earlier(tmp_path, replace(report, results=[result(trial(), facts=SPARE)])) == {}
