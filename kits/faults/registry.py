@@ -242,9 +242,11 @@ def find(fault_id: str) -> Fault:
     faults = load_all()
     if fault_id in faults:
         return faults[fault_id]
-    near = difflib.get_close_matches(fault_id.upper(), faults, n=1, cutoff=0.0)
-    hint = f"; did you mean {near[0]} ({faults[near[0]].title})?" if near else ""
-    raise UnknownFaultError(f"no seeded fault is called {fault_id!r}{hint}")
+    near = max(faults, key=lambda known: difflib.SequenceMatcher(None, known, fault_id.upper()).ratio())
+    raise UnknownFaultError(
+        f"no seeded fault is called {fault_id!r}; did you mean {near} ({faults[near].title})? "
+        "`python -m orchestrator.power --list` prints all"
+    )
 
 
 @contextmanager
