@@ -29,16 +29,14 @@ def attention(
     Returns:
         float32 ``(queries, q_heads, v_head_dim)``.
     """
-    group = q.shape[1] // k.shape[1]
-    outputs = []
-    for head in range(q.shape[1]):
-        keys, values = k[:, head // group].float(), v[:, head // group].float()
-        scores = q[:, head].float() @ keys.T * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~allowed, float("-inf"))
-        if sinks is not None:
-            scores = torch.cat([scores, sinks[head].float().expand(len(scores), 1)], dim=1)
-        weights = torch.softmax(scores, dim=1)[:, : len(keys)]
-        outputs.append(weights @ values)
-    return torch.stack(outputs, dim=1)
+    groups = k.shape[1], q.shape[1] // k.shape[1]
+    queries = q.float().transpose(0, 1).unflatten(0, groups)  # KV head, head of its group, query
+    keys, values = (x.float().transpose(0, 1).unsqueeze(1) for x in (k, v))  # KV head, any of its group, key
+    scores = queries @ keys.transpose(2, 3) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float().view(*groups, 1, 1).expand(-1, -1, len(q), 1)], dim=3)
+    weights = torch.softmax(scores, dim=3)[..., : len(k)]
+    return (weights @ values).flatten(0, 1).transpose(0, 1)
