@@ -20,6 +20,9 @@ TAIL_VALUE = 6.0e4
 """What the unwritten tail of an owned page holds for a kernel declared to load it: large, but finite in float16."""
 
 
+REQUEST_TABLE = "req_to_token"
+
+
 class KVGroup:
     """The slots, pages and request table that the layers of one kind (``full``, ``window``) share.
 
@@ -49,6 +52,8 @@ class KVGroup:
         self.k: dict[int, torch.Tensor] = {}
         self.v: dict[int, torch.Tensor] = {}
         self._guarded: dict[str, torch.Tensor] = {}
+        self._words: dict[str, torch.Tensor] = {}
+        """The raw bits of each slot as a row of int64, the fastest way to compare many."""
         for layer in layers:
             self.k[layer.index] = self._buffer(f"k[{layer.index}]", layer.kv_heads, layer.head_dim, dtype, device)
             if layer.mla:
@@ -59,21 +64,27 @@ class KVGroup:
     def _buffer(self, name: str, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         whole = torch.full((self.num_slots + 2 * GUARD_SLOTS, heads, dim), float("nan"), dtype=dtype, device=device)
         self._guarded[name] = whole
+        self._words[name] = whole.flatten(1).view(torch.int64)
         return whole[GUARD_SLOTS:-GUARD_SLOTS]
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Copies of all buffers, guard zones and the request table included."""
-        copies = {name: whole.clone() for name, whole in self._guarded.items()}
-        copies["req_to_token"] = self.req_to_token.clone()
-        return copies
+        """Copies of the bits of all buffers, guard zones included, and of the request table."""
+        return {name: words.clone() for name, words in self._words.items()} | {REQUEST_TABLE: self.req_to_token.clone()}
 
-    def changed_slots(self, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Slots of each buffer whose bits differ from ``before``; in a guard zone they are negative or past the end."""
-        changed = {}
-        for name, whole in self._guarded.items():
-            differs = (_as_words(whole) != _as_words(before[name])).any(dim=1)
-            if bool(differs.any()):
-                changed[name] = differs.nonzero().flatten() - GUARD_SLOTS
+    def changed_slots(self, before: dict[str, torch.Tensor]) -> dict[str, list[int]]:
+        """Slots of each buffer whose bits differ from ``before``; in a guard zone they are negative or past the end.
+
+        Of the request table it is the changed rows. All buffers are compared before the host asks for the result.
+        """
+        differs = [(words != before[name]).any(dim=1) for name, words in self._words.items()]
+        differs.append((self.req_to_token != before[REQUEST_TABLE]).any(dim=1))
+        positions = torch.cat(differs).nonzero().flatten().tolist()
+        changed, start = {}, 0
+        for name, rows in zip((*self._words, REQUEST_TABLE), map(len, differs), strict=True):
+            first = start if name == REQUEST_TABLE else start + GUARD_SLOTS
+            if slots := [position - first for position in positions if start <= position < start + rows]:
+                changed[name] = slots
+            start += rows
         return changed
 
     def poison(self, slots: torch.Tensor, value: float = float("nan")) -> None:
@@ -81,11 +92,6 @@ class KVGroup:
         for layer, buffer in self.k.items():
             buffer[slots] = value
             self.v[layer][slots] = value
-
-
-def _as_words(buffer: torch.Tensor) -> torch.Tensor:
-    """The raw bits of each slot as a row of int64, the fastest way to compare many."""
-    return buffer.flatten(1).view(torch.int64)
 
 
 class KVPool:

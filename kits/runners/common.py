@@ -14,6 +14,7 @@ from kits.errors import InputError, KitError, KVIntegrityError, MismatchError
 from kits.graphs import unobserved
 from kits.invariants import check_metadata
 from kits.layers import Layer
+from kits.pools import REQUEST_TABLE
 from kits.record import Record
 from kits.scratch import spoiled
 from kits.subtest import Speculation, Subtest
@@ -163,32 +164,33 @@ class SubtestRun:
             allowed = set(range(RESERVED_SLOTS))
             for request in writers:
                 allowed.update(request.slots[name][request.prefix_len :].tolist())
-            for buffer, slots in group.changed_slots(before[name]).items():
-                foreign = [slot for slot in slots.tolist() if slot not in allowed]
+            changed = group.changed_slots(before[name])
+            if changed.pop(REQUEST_TABLE, None):
+                raise KVIntegrityError(f"{what}: req_to_token of KV group {name} was written to")
+            for buffer, slots in changed.items():
+                foreign = [slot for slot in slots if slot not in allowed]
                 if foreign:
                     raise KVIntegrityError(
                         f"{what}: {buffer} of KV group {name} changed in {len(foreign)} slot(s) outside the batch's "
                         f"write set, first {self._owner_of(name, foreign[0])}"
                     )
-            if not torch.equal(group.req_to_token, before[name]["req_to_token"]):
-                raise KVIntegrityError(f"{what}: req_to_token of KV group {name} was written to")
 
     def _check_own_writes(self, requests: Sequence[Request], what: str) -> None:
+        """All layers are compared before the host asks whether all is well, and only then where it is not."""
+        held: dict[str, torch.Tensor] = {}
         for layer in self.world.layers:
-            group = self.world.pool.groups[layer.group]
-            for row, request in enumerate(requests):
-                slots = request.slots[layer.group][request.prefix_len :]
-                for label, buffer, new, scale in (
-                    ("k", group.k, request.k, layer.k_scale),
-                    ("v", group.v, request.v, layer.v_scale),
-                ):
-                    stored = buffer[layer.index][slots].float() * scale
-                    wanted = new[layer.index][request.prefix_len :].float()
-                    if not torch.allclose(stored, wanted, atol=1e-2, rtol=2e-2, equal_nan=True):
-                        raise KVIntegrityError(
-                            f"{what}: row {row}, {label} of layer {layer.index}: the write slots "
-                            f"{slots.tolist()} do not hold the new tokens"
-                        )
+            group, new = self.world.pool.groups[layer.group], inputs_of(requests, layer.index)
+            slots = torch.cat([request.slots[layer.group][request.prefix_len :] for request in requests])
+            for label, buffer, scale in (("k", group.k, layer.k_scale), ("v", group.v, layer.v_scale)):
+                stored = buffer[layer.index][slots].float() * scale
+                close = torch.isclose(stored, new[label].float(), atol=1e-2, rtol=2e-2, equal_nan=True)
+                held[f"{label} of layer {layer.index}"] = close.flatten(1).all(dim=1)
+        if bool(torch.stack(list(held.values())).all()):
+            return
+        for label, tokens in held.items():
+            for row, of_row in enumerate(tokens.split([request.extend_len for request in requests])):
+                if not bool(of_row.all()):
+                    raise KVIntegrityError(f"{what}: row {row}, {label}: the write slots do not hold the new tokens")
 
     def _owner_of(self, group_name: str, slot: int) -> str:
         group = self.world.pool.groups[group_name]
