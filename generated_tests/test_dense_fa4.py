@@ -13,8 +13,8 @@ from kits import Case, KnownFailure, Model, Speculation, Subtest, Tolerance, run
 ADAPTER = "kits.backends.flash_attention:FA4Backend"
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
 MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16")
-MODEL_KV2_SOFTCAP_SINKS = replace(MODEL, kv_heads=2, softcap=2.0, sinks=True)
-MODEL_KV1_SINKS = replace(MODEL, kv_heads=1, sinks=True)
+MODEL_Q8_KV2_SOFTCAP_SINKS = replace(MODEL, q_heads=8, kv_heads=2, softcap=2.0, sinks=True)
+MODEL_KV1_SOFTCAP_SINKS = replace(MODEL, kv_heads=1, softcap=2.0, sinks=True)
 MODEL_Q10_KV2_SOFTCAP = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0)
 MODEL_SINKS = replace(MODEL, sinks=True)
 MODEL_HIDDEN256 = replace(MODEL, hidden=256)
@@ -131,8 +131,8 @@ EAGER = [
     eager(id="dense.fa4.eager.p32_cross", model=MODEL, case=P32_CROSS),
     eager(id="dense.fa4.eager.decode3", model=MODEL, case=DECODE3),
     eager(id="dense.fa4.eager.decode1", model=MODEL, case=DECODE1),
-    eager(id="dense.fa4.eager.gqa_decode", model=MODEL_KV2_SOFTCAP_SINKS, case=GQA_DECODE),
-    eager(id="dense.fa4.eager.mqa_half", model=MODEL_KV1_SINKS, case=MQA_HALF),
+    eager(id="dense.fa4.eager.gqa_decode", model=MODEL_Q8_KV2_SOFTCAP_SINKS, case=GQA_DECODE),
+    eager(id="dense.fa4.eager.mqa_half", model=MODEL_KV1_SOFTCAP_SINKS, case=MQA_HALF),
     eager(id="dense.fa4.eager.gqa_cross", model=MODEL_Q10_KV2_SOFTCAP, case=GQA_CROSS),
 ]
 

@@ -13,8 +13,8 @@ from kits import Case, Model, Subtest, Tolerance, run
 ADAPTER = "kits.backends.flex_attention:FlexAttentionBackend"
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
 MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16")
-MODEL_KV2_SOFTCAP = replace(MODEL, kv_heads=2, softcap=2.0)
-MODEL_KV1 = replace(MODEL, kv_heads=1)
+MODEL_Q8_KV2_SOFTCAP = replace(MODEL, q_heads=8, kv_heads=2, softcap=2.0)
+MODEL_KV1_SOFTCAP = replace(MODEL, kv_heads=1, softcap=2.0)
 MODEL_Q10_KV2_SOFTCAP = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
@@ -46,8 +46,8 @@ EAGER = [
     eager(id="dense.flex_attention.eager.p32_cross", model=MODEL, case=P32_CROSS),
     eager(id="dense.flex_attention.eager.decode3", model=MODEL, case=DECODE3),
     eager(id="dense.flex_attention.eager.decode1", model=MODEL, case=DECODE1),
-    eager(id="dense.flex_attention.eager.gqa_decode", model=MODEL_KV2_SOFTCAP, case=GQA_DECODE),
-    eager(id="dense.flex_attention.eager.mqa_half", model=MODEL_KV1, case=MQA_HALF),
+    eager(id="dense.flex_attention.eager.gqa_decode", model=MODEL_Q8_KV2_SOFTCAP, case=GQA_DECODE),
+    eager(id="dense.flex_attention.eager.mqa_half", model=MODEL_KV1_SOFTCAP, case=MQA_HALF),
     eager(id="dense.flex_attention.eager.gqa_cross", model=MODEL_Q10_KV2_SOFTCAP, case=GQA_CROSS),
 ]
 

@@ -13,7 +13,7 @@ from kits import Case, Model, Subtest, Tolerance, run
 ADAPTER = "kits.backends.torch_native:TorchNativeBackend"
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
 MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16")
-MODEL_KV2 = replace(MODEL, kv_heads=2)
+MODEL_Q8_KV2 = replace(MODEL, q_heads=8, kv_heads=2)
 MODEL_KV1 = replace(MODEL, kv_heads=1)
 MODEL_Q10_KV2 = replace(MODEL, q_heads=10, kv_heads=2)
 
@@ -46,7 +46,7 @@ EAGER = [
     eager(id="dense.torch_native.eager.p32_cross", model=MODEL, case=P32_CROSS),
     eager(id="dense.torch_native.eager.decode3", model=MODEL, case=DECODE3),
     eager(id="dense.torch_native.eager.decode1", model=MODEL, case=DECODE1),
-    eager(id="dense.torch_native.eager.gqa_decode", model=MODEL_KV2, case=GQA_DECODE),
+    eager(id="dense.torch_native.eager.gqa_decode", model=MODEL_Q8_KV2, case=GQA_DECODE),
     eager(id="dense.torch_native.eager.mqa_half", model=MODEL_KV1, case=MQA_HALF),
     eager(id="dense.torch_native.eager.gqa_cross", model=MODEL_Q10_KV2, case=GQA_CROSS),
 ]

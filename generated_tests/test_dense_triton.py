@@ -13,8 +13,10 @@ from kits import Case, Model, Speculation, Subtest, Tolerance, run
 ADAPTER = "kits.backends.triton:TritonBackend"
 TOLERANCE = Tolerance(atol=0.004, rtol=0.004)
 MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="float16")
-MODEL_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, kv_heads=2, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1)
-MODEL_KV1_SINKS_K_SCALE_V_SCALE = replace(MODEL, kv_heads=1, sinks=True, k_scale=0.37, v_scale=2.1)
+MODEL_Q8_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(
+    MODEL, q_heads=8, kv_heads=2, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1
+)
+MODEL_KV1_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, kv_heads=1, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1)
 MODEL_Q10_KV2_SOFTCAP = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0)
 MODEL_SINKS = replace(MODEL, sinks=True)
 MODEL_HIDDEN256 = replace(MODEL, hidden=256)
@@ -131,8 +133,8 @@ EAGER = [
     eager(id="dense.triton.eager.p32_cross", model=MODEL, case=P32_CROSS),
     eager(id="dense.triton.eager.decode3", model=MODEL, case=DECODE3),
     eager(id="dense.triton.eager.decode1", model=MODEL, case=DECODE1),
-    eager(id="dense.triton.eager.gqa_decode", model=MODEL_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=GQA_DECODE),
-    eager(id="dense.triton.eager.mqa_half", model=MODEL_KV1_SINKS_K_SCALE_V_SCALE, case=MQA_HALF),
+    eager(id="dense.triton.eager.gqa_decode", model=MODEL_Q8_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=GQA_DECODE),
+    eager(id="dense.triton.eager.mqa_half", model=MODEL_KV1_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=MQA_HALF),
     eager(id="dense.triton.eager.gqa_cross", model=MODEL_Q10_KV2_SOFTCAP, case=GQA_CROSS),
 ]
 

@@ -16,7 +16,7 @@ MODEL = Model(
     method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16", sinks=True
 )
 MODEL_SINKS = replace(MODEL, sinks=False)
-MODEL_KV2 = replace(MODEL, kv_heads=2)
+MODEL_Q8_KV2 = replace(MODEL, q_heads=8, kv_heads=2)
 
 DECODE3 = Case(name="decode3", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
 DECODE1 = Case(name="decode1", mode="DECODE", prefix_lens=(7,), extend_lens=(1,), page_size=16)
@@ -38,7 +38,7 @@ eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tole
 EAGER = [
     eager(id="dense.trtllm_mha.eager.decode3", model=MODEL_SINKS, case=DECODE3),
     eager(id="dense.trtllm_mha.eager.decode1", model=MODEL_SINKS, case=DECODE1),
-    eager(id="dense.trtllm_mha.eager.gqa_decode", model=MODEL_KV2, case=GQA_DECODE),
+    eager(id="dense.trtllm_mha.eager.gqa_decode", model=MODEL_Q8_KV2, case=GQA_DECODE),
     eager(id="dense.trtllm_mha.eager.decode_p32", model=MODEL_SINKS, case=DECODE_P32),
 ]
 

@@ -31,7 +31,7 @@ def kernel_inputs(subtest: Subtest) -> dict[str, Any]:
     if speculation is not None and case.mode == "TARGET_VERIFY":
         inputs["tree"] = speculation.parents
     if subtest.runner == "cuda_graph_multi_step" and speculation is not None:
-        inputs["draft"] = [speculation.topk, speculation.steps, speculation.kind == "frozen_kv_mtp"]
+        inputs["draft"] = [speculation.topk, speculation.steps, speculation.caches_drafts]
     if subtest.runner != "eager":
         plan = plan_of(subtest, random.Random(0))
         inputs["plan"] = dataclasses.asdict(plan)

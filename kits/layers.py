@@ -43,7 +43,8 @@ def build_layers(model: Model, device: torch.device, generator: torch.Generator)
             raise ValueError(f"layer {index} is {kind!r}; a layer is 'full' or 'window'")
         if kind == "window" and model.window is None:
             raise ValueError(f"layer {index} is a window layer, but the model states no window")
-        sinks = torch.randn(model.q_heads, generator=generator).to(device) if model.sinks else None
+        # Spread like the scores themselves, so that leaving a sink out moves weights by more than rounding does.
+        sinks = (2 * torch.randn(model.q_heads, generator=generator)).to(device) if model.sinks else None
         layers.append(
             Layer(
                 index=index,

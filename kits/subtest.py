@@ -60,6 +60,11 @@ class Speculation:
     parents: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
 
+    @property
+    def caches_drafts(self) -> bool:
+        """Frozen-KV MTP drafts read the target's cache as it is and write none of their own."""
+        return self.kind != "frozen_kv_mtp"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:

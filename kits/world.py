@@ -146,21 +146,10 @@ class World:
     def _new_request(
         self, prefix: int, extend: int, pages: dict[str, list[int]], slots: dict[str, list[int]]
     ) -> Request:
-        model, total = self.model, prefix + extend
+        total = prefix + extend
         if total > self.max_len:
             raise ValueError(f"a request of {total} tokens exceeds the fixture's max_len {self.max_len}")
-        q, k, v = [], [], []
-        for layer in self.layers:
-            if self.projections is not None:
-                hidden = self.randn(total, model.hidden)
-                q.append(self.projections.q[layer.index](hidden[prefix:]).view(extend, model.q_heads, model.head_dim))
-                k.append(self.projections.k[layer.index](hidden).view(total, model.kv_heads, model.head_dim))
-                fresh_v = self.projections.v[layer.index](hidden).view(total, model.kv_heads, model.v_head_dim)
-            else:
-                q.append(self.randn(extend, model.q_heads, model.head_dim))
-                k.append(self.randn(total, model.kv_heads, model.head_dim))
-                fresh_v = self.randn(total, model.kv_heads, model.v_head_dim)
-            v.append(k[-1][..., : model.v_head_dim] if layer.mla else fresh_v)
+        drawn = self._draw(total, extend)
         # In no order: a value cached under a row's index meets the row's next owner as well as rows nobody owns.
         index = self._free_rows.pop(self.rng.randrange(len(self._free_rows)))
         request = Request(
@@ -169,13 +158,30 @@ class World:
             extend_len=extend,
             slots={name: torch.tensor(row, dtype=torch.int64, device=self.device) for name, row in slots.items()},
             pages=pages,
-            q=q,
-            k=k,
-            v=v,
+            q=[values[0] for values in drawn],
+            k=[values[1] for values in drawn],
+            v=[values[2] for values in drawn],
         )
         for name, group in self.pool.groups.items():
             group.req_to_token[index, :total] = request.slots[name].to(torch.int32)
         return request
+
+    def _draw(self, total: int, extend: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Per layer q of the last ``extend`` tokens, and k and v of all ``total``."""
+        model, drawn = self.model, []
+        for layer in self.layers:
+            if self.projections is not None:
+                assert model.hidden is not None
+                hidden, linear = self.randn(total, model.hidden), self.projections
+                q = linear.q[layer.index](hidden[total - extend :]).view(extend, model.q_heads, model.head_dim)
+                k = linear.k[layer.index](hidden).view(total, model.kv_heads, model.head_dim)
+                v = linear.v[layer.index](hidden).view(total, model.kv_heads, model.v_head_dim)
+            else:
+                q = self.randn(extend, model.q_heads, model.head_dim)
+                k = self.randn(total, model.kv_heads, model.head_dim)
+                v = self.randn(total, model.kv_heads, model.v_head_dim)
+            drawn.append((q, k, k[..., : model.v_head_dim] if layer.mla else v))
+        return drawn
 
     def _store_history(self, request: Request) -> None:
         for name, group in self.pool.groups.items():
@@ -194,6 +200,41 @@ class World:
         offsets = range(self.page_size)
         flat = [page * self.page_size + offset for page in request.pages[group] for offset in offsets]
         return torch.tensor(flat, dtype=torch.int64, device=self.device)
+
+    def accept_first_tokens(self, requests: Sequence[Request], *, cached: bool) -> None:
+        """Go on with live requests, as an engine does after a step: the first new token of each joins its prefix, and
+        as many new ones follow. Where ``cached``, the forward has written it; else the target model would have.
+        What the other new tokens left in the cache stays there."""
+        with unobserved():
+            for request in requests:
+                total = request.total_len + 1
+                if total > self.max_len:
+                    raise ValueError(f"a request of {total} tokens exceeds the fixture's max_len {self.max_len}")
+                request.prefix_len += 1
+                for name, group in self.pool.groups.items():
+                    slot = self._next_slot(request, name)
+                    request.slots[name] = torch.cat([request.slots[name], slot])
+                    group.req_to_token[request.index, :total] = request.slots[name].to(torch.int32)
+                fresh = self._draw(request.extend_len, request.extend_len)
+                for layer in self.layers:
+                    index, kept = layer.index, slice(0, request.prefix_len)
+                    request.q[index] = fresh[index][0]
+                    request.k[index] = torch.cat([request.k[index][kept], fresh[index][1]])
+                    request.v[index] = torch.cat([request.v[index][kept], fresh[index][2]])
+                    if not cached:
+                        last = slice(request.prefix_len - 1, request.prefix_len)
+                        slot = request.slots[layer.group][last]
+                        self.pool.write(layer, slot, request.k[index][last], request.v[index][last])
+
+    def _next_slot(self, request: Request, group: str) -> torch.Tensor:
+        """The slot behind the last one: the next of the same page, or the first of a page newly taken."""
+        after = int(request.slots[group][-1]) + 1
+        taken = set(request.slots[group].tolist())
+        if after % self.page_size == 0 or after in taken:
+            page = self._free_pages[group].pop(self.rng.randrange(len(self._free_pages[group])))
+            request.pages[group].append(page)
+            after = page * self.page_size
+        return torch.tensor([after], dtype=torch.int64, device=self.device)
 
     def forget_new_tokens(self, requests: Sequence[Request]) -> None:
         """Undo a forward: the new tokens' slots look unwritten again."""

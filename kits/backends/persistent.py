@@ -83,6 +83,8 @@ class PersistentBackend(Backend):
         self.persistent.fill(values)
         self.tensors = self.captured[batch.batch_size]
         self._begin(batch)
+        # The graph keeps this number: it must cover every replay, not the longest row of the capture.
+        self.max_extend_len = 1 if batch.extend_seq_lens is None else batch.num_tokens // batch.batch_size
 
     def prepare_replay(self, batch: Batch) -> None:
         self.persistent.fill(self.values(batch))

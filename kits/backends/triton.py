@@ -24,7 +24,7 @@ class TritonBackend(PersistentBackend):
     capabilities = Capabilities(
         forward_modes=frozenset({"EXTEND", "DECODE", "MIXED", "TARGET_VERIFY", "DRAFT_EXTEND_V2"}),
         methods=frozenset({"dense", "swa", "mla"}),
-        dtypes=frozenset({"float16"}),
+        dtypes=frozenset({"float16", "float32"}),
         topk=8,
         window=True,
         sinks=True,

@@ -97,8 +97,9 @@ class SubtestRun:
             if mode == "TARGET_VERIFY" and speculation is not None:
                 allowed = reference.tree_mask(prefix, speculation.parents, window)
             elif mode == "DECODE" and speculation is not None:
-                cached = drafts_are_cached(speculation)
-                allowed = reference.draft_mask(prefix, speculation.topk, speculation.steps, cached, window)
+                allowed = reference.draft_mask(
+                    prefix, speculation.topk, speculation.steps, speculation.caches_drafts, window
+                )
             else:
                 allowed = reference.causal_mask(prefix, request.extend_len, window)
             rows.append(
@@ -261,8 +262,3 @@ def _graph_supports(support: str, subtest: Subtest) -> bool:
     if support == "uniform_query":
         return subtest.case.mode in ("DECODE", "TARGET_VERIFY", "DRAFT_EXTEND_V2")
     return support == "always"
-
-
-def drafts_are_cached(speculation: Speculation) -> bool:
-    """Frozen-KV MTP drafts read the target's cache as it is and write none of their own."""
-    return speculation.kind != "frozen_kv_mtp"

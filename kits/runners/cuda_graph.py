@@ -48,21 +48,26 @@ class GraphSubtest:
         own = suite.world.add_requests(plan.steps[0].lens)
         eager = self._eager_leg(own)
         self._capture_all()
-        for position, step in enumerate(plan.steps):
-            first, last = position == 0, position == len(plan.steps) - 1
-            requests = own if first else suite.world.add_requests(step.lens)
-            outputs = self._replay(step, requests)
-            if first:
-                suite.compare_with(
-                    "replay of own against the eager leg", outputs, eager, [r.extend_len for r in requests]
-                )
-            if last:
-                self._check_neighbours(step, requests, outputs)
-            else:
+        self._replay_all(own, eager)
+        self._require_replayed()
+
+    def _replay_all(self, own: list[Request], eager: Sequence[torch.Tensor]) -> None:
+        """All steps; between two that do not continue each other, a batch of other requests runs."""
+        suite, steps, requests = self.suite, self.plan.steps, own
+        for position, step in enumerate(steps):
+            if step.continues:
+                suite.world.accept_first_tokens(requests, cached=self.writes_kv)
+            elif position > 0:
                 suite.world.free(requests)
                 self._interlude()
-        self._require_replayed()
+                requests = suite.world.add_requests(step.lens)
+            outputs = self._replay(step, requests)
+            if position == 0:
+                lens = [request.extend_len for request in requests]
+                suite.compare_with("replay of own against the eager leg", outputs, eager, lens)
+        # A wrong row would look like a dependent one.
         suite.finish()
+        self._check_neighbours(steps[-1], requests, outputs)
 
     def make_runner(self) -> GraphRunner:
         suite = self.suite
@@ -126,6 +131,7 @@ class GraphSubtest:
             before = suite.snapshot()
         with suite.notes.phase("replay"):
             outputs = self.runner.run(captured, requests)
+            suite.notes.replays = sum(captured.graph.replays for captured in self.runner.captured.values())
         with suite.notes.phase("integrity"):
             suite.check_kv_integrity(before, requests, padded=padded, writes=self.writes_kv, what=what)
             for name in self.runner.changed_inputs(requests):
@@ -186,10 +192,10 @@ class GraphSubtest:
 
     def _require_replayed(self) -> None:
         notes = self.suite.notes
-        notes.replays = sum(captured.graph.replays for captured in self.runner.captured.values())
         planned = len(self.plan.steps) + (len(self.suite.case.prefix_lens) > 1)
-        if notes.replays != planned or notes.captures != len(self.plan.captures):
+        replays = sum(captured.graph.replays for captured in self.runner.captured.values())
+        if replays != planned or notes.captures != len(self.plan.captures):
             raise NothingReplayedError(
-                f"{notes.captures} captures and {notes.replays} replays happened, {len(self.plan.captures)} and "
+                f"{notes.captures} captures and {replays} replays happened, {len(self.plan.captures)} and "
                 f"{planned} were planned: something ran eagerly instead"
             )

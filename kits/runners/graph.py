@@ -11,6 +11,7 @@ from kits.backends.base import Backend
 from kits.batches import Batch, Rows, SpecInfo, describe_rows
 from kits.compare import same_bits
 from kits.graphs import Graph, PointerGuard, host_tensor, new_graph
+from kits.layers import Layer
 from kits.padding import scratch_row
 from kits.scratch import scratch
 from kits.subtest import Speculation
@@ -72,9 +73,7 @@ class GraphRunner:
         for group in world.pool.groups:
             self.buffers[f"out_cache_loc.{group}"] = buffer(tokens, dtype=torch.int64)
         for layer in world.layers:
-            self.buffers[f"q.{layer.index}"] = buffer(tokens, layer.q_heads, layer.head_dim, dtype=dtype)
-            self.buffers[f"k.{layer.index}"] = buffer(tokens, layer.kv_heads, layer.head_dim, dtype=dtype)
-            self.buffers[f"v.{layer.index}"] = buffer(tokens, layer.kv_heads, layer.v_head_dim, dtype=dtype)
+            self.buffers |= fused_inputs(layer, tokens, dtype, device)
             self.buffers[f"out.{layer.index}"] = buffer(tokens, layer.q_heads, layer.v_head_dim, dtype=dtype)
         self.captured: dict[int, CapturedGraph] = {}
 
@@ -226,6 +225,23 @@ class GraphRunner:
         """Replay; per layer a copy of the output of the live rows."""
         captured.graph.replay()
         return self._outputs(requests)
+
+
+def fused_inputs(
+    layer: Layer, tokens: int, dtype: torch.dtype, device: torch.device, role: str = ""
+) -> dict[str, torch.Tensor]:
+    """q, k and v of a layer as views of one buffer, as a fused QKV projection leaves them: rows are not contiguous."""
+    widths = {
+        "q": (layer.q_heads, layer.head_dim),
+        "k": (layer.kv_heads, layer.head_dim),
+        "v": (layer.kv_heads, layer.v_head_dim),
+    }
+    whole = scratch(tokens, sum(heads * dim for heads, dim in widths.values()), dtype=dtype, device=device)
+    parts = whole.split([heads * dim for heads, dim in widths.values()], dim=1)
+    return {
+        f"{role}{name}.{layer.index}": part.view(tokens, *widths[name])
+        for name, part in zip(widths, parts, strict=True)
+    }
 
 
 def _joined(first: Rows, second: Rows) -> Rows:

@@ -13,7 +13,7 @@ import torch
 
 from kits.batches import Batch, describe_rows, eager_batch
 from kits.invariants import check_metadata
-from kits.runners.common import SubtestRun, drafts_are_cached
+from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
 from kits.runners.graph import GraphRunner
 from kits.subtest import Speculation
@@ -48,7 +48,7 @@ class MultiStepRunner(GraphRunner):
     def static_batch(self, size: int) -> Batch:
         batch = super().static_batch(size)
         batch.num_tokens = size * self.draft.topk
-        batch.save_kv = drafts_are_cached(self.draft)
+        batch.save_kv = self.draft.caches_drafts
         return batch
 
     def forward(self, batch: Batch) -> None:
@@ -81,7 +81,7 @@ class MultiStepSubtest(GraphSubtest):
         super().__init__(run)
         assert self.speculation is not None
         self.draft = self.speculation
-        self.writes_kv = drafts_are_cached(self.draft)
+        self.writes_kv = self.draft.caches_drafts
 
     def eager_outputs(self, own: Sequence[Request]) -> list[torch.Tensor]:
         suite, backend, draft = self.suite, self.suite.backend, self.draft

@@ -18,6 +18,8 @@ class Step:
     name: str
     size: int
     lens: Lens
+    continues: bool = False
+    """The requests of the step before, of whose new tokens the first was accepted; no other batch runs between."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +62,32 @@ def plan_of(subtest: Subtest, rng: random.Random) -> ReplayPlan:
         tokens = speculation.topk * speculation.steps
     else:
         tokens = speculation.draft_tokens
-    padded = subtest.pad_style is not None
-    return make_plan(case, multiplier=subtest.multiplier, padded=padded, tokens=tokens, rng=rng)
+    drafts_see_prefix_only = (
+        subtest.runner == "cuda_graph_multi_step" and speculation is not None and not speculation.caches_drafts
+    )
+    return make_plan(
+        case,
+        multiplier=subtest.multiplier,
+        padded=subtest.pad_style is not None,
+        tokens=tokens,
+        lowest=1 if drafts_see_prefix_only else 0,
+        rng=rng,
+    )
 
 
-def make_plan(case: Case, *, multiplier: int, padded: bool, tokens: int, rng: random.Random) -> ReplayPlan:
+def make_plan(case: Case, *, multiplier: int, padded: bool, tokens: int, lowest: int, rng: random.Random) -> ReplayPlan:
     """Lengths of all captures and replays of a case at a capture multiplier; rows have room for ``tokens`` new tokens.
 
-    Multiplier 1: own, 4x padded, own grown. Otherwise: own, 4x full of live rows, smallest, own grown. A sweep without
-    a pad style runs unpadded: own, 2x full, own grown. Captures see shorter rows than any replay of the case's own, so
-    that a length kept from capture always shows.
+    Multiplier 1: own, own continued, 4x padded, a single row, the same lengths on other requests, own grown. Otherwise:
+    own, own continued, 4x full of live rows, smallest, own grown. A sweep without a pad style runs unpadded: own, own
+    continued, 2x full, own grown. Captures see shorter rows than any replay of the case's own, so that a length kept
+    from capture always shows. No prefix is below ``lowest``.
     """
-    real = len(case.prefix_lens)
+    real, page = len(case.prefix_lens), case.page_size
     ragged = case.mode == "DRAFT_EXTEND"
-    growth = case.page_size + 5
     own = list(zip(case.prefix_lens, case.extend_lens if ragged else [tokens] * real, strict=True))
-    grown = [(prefix + growth, extend) for prefix, extend in own]
+    boundaries = [page - tokens + 1, page, page - 1, lowest, page + 1]
+    longest = max(case.prefix_lens) + page
 
     def extend_of(row: int) -> int:
         """Ragged counts stay ragged, and differ from the case's own."""
@@ -83,31 +95,44 @@ def make_plan(case: Case, *, multiplier: int, padded: bool, tokens: int, rng: ra
 
     def shorter(row: int) -> tuple[int, int]:
         prefix = case.prefix_lens[row % real]
-        return rng.randint(prefix // 2, max(prefix // 2, prefix - 1)), extend_of(row)
+        return max(lowest, rng.randint(prefix // 2, max(prefix // 2, prefix - 1))), extend_of(row)
 
-    page = case.page_size
-    boundaries = [page - tokens + 1, page, page - 1, 1, page + 1]
-
-    def any_length(row: int) -> tuple[int, int]:
-        """Every second row stands at a page boundary, where page counts are most easily off by one."""
-        drawn = rng.randint(1, max(case.prefix_lens) + page)
-        return max(1, boundaries[row // 2 % len(boundaries)]) if row % 2 == 0 else drawn, extend_of(row)
-
-    def full(name: str, rows: int) -> Step:
-        return Step(name, rows, [any_length(row) for row in range(rows)])
+    def varied(rows: int, extend: int | None = None) -> Lens:
+        """Every second row stands at a page boundary, where page counts are most easily off by one, the others are
+        long, so that lists of all rows fill their buffers. ``extend`` holds where rows are ragged."""
+        return [
+            (
+                max(lowest, boundaries[row // 2 % len(boundaries)])
+                if row % 2 == 0
+                else rng.randint(longest - page // 2, longest),
+                extend if ragged and extend is not None else extend_of(row),
+            )
+            for row in range(rows)
+        ]
 
     own_size, largest = multiplier * real, (4 if padded else 2) * real
+    sizes = {real, own_size, largest}
     if not padded:
-        middle = [full("2x full", 2 * real)]
+        middle = [Step("2x full", largest, varied(largest, tokens))]
     elif multiplier == 1:
-        middle = [Step("4x padded", 4 * real, [any_length(row) for row in range(real)])]
+        sizes.add(1)
+        middle = [
+            Step("4x padded", largest, varied(real, 1)),
+            Step("single row", 1, varied(1, tokens)),
+            Step("own lengths, other requests", own_size, [(prefix + 1, extend) for prefix, extend in own]),
+        ]
     else:
-        middle = [full("4x full", 4 * real), full("smallest", real)]
-    sizes = sorted({real, own_size, largest}, reverse=True)
+        middle = [Step("4x full", largest, varied(largest, tokens)), Step("smallest", real, varied(real, 1))]
+    grown = [(prefix + page + 5, extend) for prefix, extend in own]
     return ReplayPlan(
-        captures=[(size, [shorter(row) for row in range(size)]) for size in sizes],
-        steps=[Step("own", own_size, own), *middle, Step("own grown", own_size, grown)],
-        neighbours=[any_length(row) for row in range(real)],
+        captures=[(size, [shorter(row) for row in range(size)]) for size in sorted(sizes, reverse=True)],
+        steps=[
+            Step("own", own_size, own),
+            Step("own continued", own_size, [(prefix + 1, extend) for prefix, extend in own], continues=True),
+            *middle,
+            Step("own grown", own_size, grown),
+        ],
+        neighbours=varied(real),
         tokens_per_row=tokens,
     )
 

@@ -20,6 +20,7 @@ from kits.graphs import PointerGuard, new_graph
 from kits.layers import Layer
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
+from kits.runners.graph import fused_inputs
 from kits.scratch import scratch
 from kits.world import Request, World, inputs_of
 
@@ -118,16 +119,11 @@ class SplitRunner:
             for name in ("positions", "input_ids", *(f"out_cache_loc.{group}" for group in world.pool.groups))
         }
         for layer in world.layers:
-            shapes = {
-                "q": (layer.q_heads, layer.head_dim),
-                "k": (layer.kv_heads, layer.head_dim),
-                "v": (layer.kv_heads, layer.v_head_dim),
-                "out": (layer.q_heads, layer.v_head_dim),
-            }
-            for name, shape in shapes.items():
-                for role in ("given", "ready"):
-                    buffer = scratch(tokens, *shape, dtype=dtype, device=device)
-                    self.buffers[f"{role}.{name}.{layer.index}"] = buffer
+            for role in ("given.", "ready."):
+                self.buffers |= fused_inputs(layer, tokens, dtype, device, role)
+                self.buffers[f"{role}out.{layer.index}"] = scratch(
+                    tokens, layer.q_heads, layer.v_head_dim, dtype=dtype, device=device
+                )
         self.captured: dict[int, CapturedSplit] = {}
 
     def capture(self, size: int, requests: Sequence[Request], *, warm_ups: int = 2) -> list[torch.Tensor]:

@@ -148,8 +148,8 @@ class LooksAtNeighbours(FA3Backend):
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
         out = super().forward(q, k, v, layer, batch)
-        trace = self.field("cache_seqlens_int32").sum() % 5
-        return (out.float() * (1 + trace * 4e-3)).to(out.dtype)
+        trace = self.field("cache_seqlens_int32").sum() % 97
+        return (out.float() * (1 + trace * 2e-4)).to(out.dtype)
 
 
 class LoadsTail(FA3Backend):
