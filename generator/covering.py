@@ -8,8 +8,10 @@ cheapest is taken, and in the end those that the others make superfluous are lef
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 
 from covertable import criteria
 from covertable.main import Controller
@@ -23,13 +25,14 @@ Pair = tuple[tuple[int, object], tuple[int, object]]
 def covering(subtests: list[Subtest]) -> list[Subtest]:
     """Some of ``subtests``, in their order, which hold every pair of axis values that all of them hold."""
     cheapest: dict[Values, Subtest] = {}
+    costs: dict[Values, float] = {}
     for subtest in subtests:
-        values = axis_values_of(subtest)
-        if values not in cheapest or subtest.cost < cheapest[values].cost:
-            cheapest[values] = subtest
+        values, cost = axis_values_of(subtest), subtest.cost
+        if cost < costs.get(values, math.inf):
+            cheapest[values], costs[values] = subtest, cost
     if len(cheapest) < 2:
         return list(cheapest.values())
-    kept = {cheapest[values].id for values in needed(array(cheapest), cheapest)}
+    kept = {cheapest[values].id for values in needed(array(costs), costs)}
     return [subtest for subtest in subtests if subtest.id in kept]
 
 
@@ -57,9 +60,9 @@ def axis_values_of(subtest: Subtest) -> Values:
     )
 
 
-def array(cheapest: Mapping[Values, Subtest]) -> list[Values]:
-    """Rows of a covering array of strength 2, each of them a key of ``cheapest``."""
-    rows = list(cheapest)
+def array(costs: Mapping[Values, float]) -> list[Values]:
+    """Rows of a covering array of strength 2, each of them a key of ``costs``."""
+    rows = list(costs)
     having: list[dict[object, int]] = [{} for _ in rows[0]]
     """For each factor and value the set of rows that have it, as a bit mask."""
     for number, row in enumerate(rows):
@@ -67,20 +70,20 @@ def array(cheapest: Mapping[Values, Subtest]) -> list[Values]:
             having[factor][value] = having[factor].get(value, 0) | 1 << number
 
     def price(factor: int, value: object) -> float:
-        costs = [subtest.cost for row, subtest in cheapest.items() if row[factor] == value]
-        return sum(costs) / len(costs)
+        prices = [cost for row, cost in costs.items() if row[factor] == value]
+        return sum(prices) / len(prices)
 
-    def possible(partial: Mapping[int, object]) -> bool | None:
+    def possible(begun: Mapping[int, object]) -> bool | None:
         """False where no subtest has these values; None, which is "not known yet", while values are missing."""
         left = -1
-        for factor, value in partial.items():
+        for factor, value in begun.items():
             left &= having[factor][value]
         if not left:
             return False
-        return True if len(partial) == len(having) else None
+        return True if len(begun) == len(having) else None
 
     # open values of a row are tried in the order given here: cheap ones first, else as the spec has them
-    factors = [sorted(values, key=lambda value, f=factor: price(f, value)) for factor, values in enumerate(having)]
+    factors = [sorted(values, key=partial(price, factor)) for factor, values in enumerate(having)]
     controller = Controller(
         factors,
         criterion=criteria.simple,
@@ -89,11 +92,11 @@ def array(cheapest: Mapping[Values, Subtest]) -> list[Values]:
     return [tuple(row) for row in controller.make()]
 
 
-def needed(rows: list[Values], cheapest: Mapping[Values, Subtest]) -> list[Values]:
+def needed(rows: list[Values], costs: Mapping[Values, float]) -> list[Values]:
     """The rows without those, dearest first, whose pairs all occur in other rows."""
     held = Counter(pair for row in rows for pair in pairs(row))
     kept = []
-    for row in sorted(rows, key=lambda row: -cheapest[row].cost):
+    for row in sorted(rows, key=lambda row: -costs[row]):
         mine = pairs(row)
         if all(held[pair] > 1 for pair in mine):
             held.subtract(mine)

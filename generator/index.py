@@ -48,7 +48,9 @@ class Selection:
     def has(self, variant: Variant) -> bool:
         """Whether the profile has a sweep."""
         only = variant.sweep.profiles
-        return (self.sweeps is None or variant.name in self.sweeps) and (only is None or not self.names.isdisjoint(only))
+        if only is not None and self.names.isdisjoint(only):
+            return False
+        return self.sweeps is None or variant.name in self.sweeps
 
 
 @dataclass
@@ -134,9 +136,7 @@ class Index:
             sweeps = sweeps if sweeps is not None else profile.sweeps
             cover = cover or profile.cover
             step = profile.extends
-        return Selection(
-            frozenset(seen), frozenset(collapse), frozenset(sweeps) if sweeps is not None else None, cover
-        )
+        return Selection(frozenset(seen), frozenset(collapse), frozenset(sweeps) if sweeps is not None else None, cover)
 
 
 def variants(sweep: Sweep, index: int) -> Iterator[Variant]:

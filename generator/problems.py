@@ -46,7 +46,7 @@ CODES = {
     "E-profile-cycle": "a profile extends itself",
     # values that contradict each other
     "E-heads": "the query heads are no multiple of the KV heads",
-    "E-head-dim": "the value head dim of an MLA model is not smaller than its head dim, or an axis would change one of them",
+    "E-head-dim": "the value head dim of an MLA model is not smaller than its head dim, or an axis changes one",
     "E-window": "a window without a windowed layer, or a windowed layer without a window",
     "E-hidden-scale": "a softmax scale of 1 or 1/sqrt(head_dim) would hide a kernel that ignores it",
     "E-no-tolerance": "the method states no tolerance for a dtype that a backend runs it in",

@@ -180,7 +180,7 @@ class Case(Table):
 
 
 class Axes(Table):
-    """Values that are crossed. Their order here is their order in an id. The first four replace what is stated elsewhere."""
+    """Values that are crossed, in the order of an id. The first four replace what method, backend and case state."""
 
     heads: list[HeadCounts] | None = Field(None, min_length=1, description='Query and KV heads, such as "8:1".')
     head_dim: list[Heads] | None = Field(None, min_length=1)

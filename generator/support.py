@@ -251,7 +251,7 @@ def on_backend(
             modes.setdefault(case.mode, []).append(case.name)
         for page in axes.get("page_size", [case.page_size or backend.page_size]):
             if page not in backend.page_sizes and backend.page_size in backend.page_sizes:
-                pages.setdefault(page, []).append(case.name)  # type: ignore[call-overload]
+                pages.setdefault(page, []).append(case.name)  # type: ignore[arg-type]
         speculation = index.spec.speculations.get(choice.speculation or "")
         needed = features_needed(case.model)
         if speculation is not None and branches(speculation):

@@ -122,16 +122,17 @@ ACTIONS = {
 
 
 def known_views(project: Project, matrix: Matrix) -> list[KnownView]:
-    """All entries with the subtests they match in the profile."""
-    return [
-        known_view(entry, [item.id for item in matrix.subtests if item.known_failure is entry])
-        for entry in project.spec.known_failure
-    ]
+    """All entries with the subtests they match in the profile, or in the one that an entry names instead."""
+    views = []
+    for entry in project.spec.known_failure:
+        mine = project.matrix(entry.profile) if entry.profile is not None else matrix
+        views.append(known_view(entry, [item.id for item in mine.subtests if item.known_failure is entry]))
+    return views
 
 
 def known_view(entry: KnownFailure, ids: Sequence[str]) -> KnownView:
     """One entry."""
-    where = [*(f"`{code(item)}`" for item in entry.when.packages)]
+    where = [f"`{code(item)}`" for item in entry.when.packages]
     if entry.when.capability is not None:
         where.append(f"device capability `{code(entry.when.capability)}`")
     facts = [
@@ -152,6 +153,8 @@ def known_view(entry: KnownFailure, ids: Sequence[str]) -> KnownView:
         facts.append(("process ends by", f"`{code(entry.exit)}`"))
     if where:
         facts.append(("only with", ", ".join(where)))
+    if entry.profile is not None:
+        facts.append(("profile", f"`{entry.profile}`"))
     facts.append(("since", entry.since.isoformat()))
     if entry.expires is not None:
         facts.append(("expires", entry.expires.isoformat()))

@@ -77,7 +77,8 @@ def test_a_case_at_two_page_sizes_has_two_names(tmp_path: Path) -> None:
 def test_a_sweep_of_one_profile_is_in_no_other(tmp_path: Path) -> None:
     spec = SMALL.read_text(encoding="utf-8").replace("subtests = 17\nknown_failures = 8\n", "")
     spec = spec.replace('name = "decode_cg"\n', 'name = "decode_cg"\nprofiles = ["long"]\n')
-    spec = spec.replace('collapse = ["decode_cg"]', '[profiles.long]\nextends = "ci"\n[profiles.longer]\nextends = "long"')
+    more = '[profiles.long]\nextends = "ci"\n[profiles.longer]\nextends = "long"'
+    spec = spec.replace('collapse = ["decode_cg"]', more)
 
     def has_it(profile: str) -> bool:
         return any(item.sweep == "decode_cg" for item in subtests_of(tmp_path, spec, profile))
