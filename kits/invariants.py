@@ -6,13 +6,15 @@ error that names field, batch size, worst value and a slice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from kits.batches import Batch
 from kits.errors import MetadataError
+from kits.graphs import unobserved
 from kits.pools import KVGroup
 from kits.world import Request
 
@@ -42,12 +44,23 @@ def check_metadata(metadata: dict[str, Any], batch: Batch, live: Sequence[Reques
     rows as it has branches. A part with a query offset for each token has a row per token (``tree.``, or a backend that
     expands rows to tokens).
     """
+    with unobserved():
+        problems = _metadata_problems(metadata, batch, live)
+    if problems:
+        raise MetadataError(f"{len(problems)} metadata invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def _metadata_problems(metadata: dict[str, Any], batch: Batch, live: Sequence[Request]) -> list[str]:
+    tensors = {name: value for name, value in metadata.items() if isinstance(value, torch.Tensor)}
+    mirrored = {name: getattr(batch, name) for name in ("seq_lens", "extend_seq_lens")}
+    hosts = _on_host({**tensors, **{("batch", name): v for name, v in mirrored.items() if v is not None}})
     parts: dict[str, dict[str, torch.Tensor]] = {}
-    for name, value in metadata.items():
-        if isinstance(value, torch.Tensor):
-            part, _, field = name.rpartition(".")
-            parts.setdefault(part, {})[field] = value.cpu()
-    problems = _host_mirrors(batch)
+    for name in tensors:
+        part, _, field = name.rpartition(".")
+        parts.setdefault(part, {})[field] = hosts[name]
+    problems = _host_mirrors(
+        batch, {name: hosts["batch", name].tolist() for name, v in mirrored.items() if v is not None}
+    )
     for part, fields in parts.items():
         if part.startswith("step"):
             fields = parts.get("", {}) | fields
@@ -55,8 +68,21 @@ def check_metadata(metadata: dict[str, Any], batch: Batch, live: Sequence[Reques
         label = f"{part}." if part else ""
         page_size = 1 if part == "tree" else batch.pool.page_size
         problems += [label + problem for problem in _check_part(fields, size, batch, owners, page_size)]
-    if problems:
-        raise MetadataError(f"{len(problems)} metadata invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
+    return problems
+
+
+def _on_host(tensors: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+    """The values on the host, by one transfer for each dtype: a transfer costs a GPU more than what it moves."""
+    hosts = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cpu"}
+    by_dtype: dict[torch.dtype, list[Any]] = {}
+    for name, tensor in tensors.items():
+        if name not in hosts:
+            by_dtype.setdefault(tensor.dtype, []).append(name)
+    for names in by_dtype.values():
+        flat = torch.cat([tensors[name].reshape(-1) for name in names]).cpu()
+        for name, part in zip(names, flat.split([tensors[name].numel() for name in names]), strict=True):
+            hosts[name] = part.view(tensors[name].shape)
+    return hosts
 
 
 def check_padding(batch: Batch, live: Sequence[Request], padded: Sequence[Request]) -> None:
@@ -66,26 +92,33 @@ def check_padding(batch: Batch, live: Sequence[Request], padded: Sequence[Reques
     or the slots of such a request, and every position lies within the request table. The live part must be the live
     requests' own.
     """
+    with unobserved():
+        problems = _padding_problems(batch, live, padded)
+    if problems:
+        raise MetadataError(f"{len(problems)} batch invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def _padding_problems(batch: Batch, live: Sequence[Request], padded: Sequence[Request]) -> list[str]:
     size, problems = batch.batch_size, []
-    rows = batch.req_pool_indices.tolist()
+    hosts = _on_host({"rows": batch.req_pool_indices, "positions": batch.positions, **batch.out_cache_loc})
+    rows, positions = hosts["rows"].tolist(), hosts["positions"].tolist()
     indices = [request.index for request in live]
     strangers = set(rows[len(live) :]) - {0, *(request.index for request in padded)}
     if rows[: len(live)] != indices or strangers:
         problems.append(f"req_pool_indices (B={size}): {rows}; live are {indices}, the rest must be padding's")
-    tokens = sum(request.extend_len for request in live)
-    for name, slots in batch.out_cache_loc.items():
-        own = [slot for request in live for slot in request.slots[name][request.prefix_len :].tolist()]
-        free = {0, -1, *(slot for request in padded for slot in request.slots[name][request.prefix_len :].tolist())}
-        written = slots.tolist()
-        if written[:tokens] != own or set(written[tokens:]) - free:
+    for name in batch.out_cache_loc:
+        own, free, written = _new_slots(live, name), {0, -1, *_new_slots(padded, name)}, hosts[name].tolist()
+        if written[: len(own)] != own or set(written[len(own) :]) - free:
             problems.append(
                 f"out_cache_loc of {name} (B={size}): {written}; live tokens own {own}, the rest must be padding's"
             )
-    positions = batch.positions.tolist()
     if positions and not 0 <= min(positions) <= max(positions) < batch.pool.max_len:
         problems.append(f"positions (B={size}): {positions} leave the request table of {batch.pool.max_len}")
-    if problems:
-        raise MetadataError(f"{len(problems)} batch invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
+    return problems
+
+
+def _new_slots(requests: Iterable[Request], group: str) -> list[int]:
+    return [slot for request in requests for slot in request.slots[group][request.prefix_len :].tolist()]
 
 
 def _rows_of(
@@ -120,16 +153,16 @@ def _offsets(fields: dict[str, torch.Tensor], size: int) -> list[str]:
     for name in OFFSETS:
         if name not in fields:
             continue
-        values = fields[name][: size + 1].long()
+        values = fields[name][: size + 1].tolist()
         if len(values) < size + 1:
             problems.append(f"{name} (B={size}): holds {len(values)} entries, needs {size + 1}")
             continue
-        if int(values[0]) != 0:
-            problems.append(f"{name} (B={size}): starts at {int(values[0])}, not at 0: {values.tolist()}")
-        steps = values.diff()
-        if bool((steps < 0).any()):
-            row = int(steps.argmin())
-            problems.append(f"{name} (B={size}): decreases by {-int(steps[row])} behind row {row}: {values.tolist()}")
+        if values[0] != 0:
+            problems.append(f"{name} (B={size}): starts at {values[0]}, not at 0: {values}")
+        steps = [stop - start for start, stop in itertools.pairwise(values)]
+        if min(steps, default=0) < 0:
+            row = steps.index(min(steps))
+            problems.append(f"{name} (B={size}): decreases by {-steps[row]} behind row {row}: {values}")
     return problems
 
 
@@ -138,27 +171,25 @@ def _lengths(fields: dict[str, torch.Tensor], size: int) -> list[str]:
     for name in LENGTHS:
         if name not in fields:
             continue
-        values = fields[name].flatten()[:size].long()
-        if len(values) and int(values.min()) < 0:
-            problems.append(f"{name} (B={size}): worst value {int(values.min())} is negative: {values.tolist()}")
+        values = fields[name].flatten()[:size].tolist()
+        if min(values, default=0) < 0:
+            problems.append(f"{name} (B={size}): worst value {min(values)} is negative: {values}")
     return problems
 
 
-def _host_mirrors(batch: Batch) -> list[str]:
+def _host_mirrors(batch: Batch, device: dict[str, list[int]]) -> list[str]:
+    """``device``: what the device holds of the batch's own tensors."""
     problems = []
-    size, device = batch.batch_size, batch.seq_lens.cpu()
-    if not torch.equal(batch.seq_lens_cpu.to(device.dtype), device):
+    size, lens, mirror = batch.batch_size, device["seq_lens"], batch.seq_lens_cpu.tolist()
+    if mirror != lens:
+        problems.append(f"seq_lens_cpu (B={size}): {mirror} differs from the device's {lens}")
+    if batch.seq_lens_sum != sum(lens):
+        problems.append(f"seq_lens_sum (B={size}): {batch.seq_lens_sum}, but seq_lens sum to {sum(lens)}")
+    extend = device.get("extend_seq_lens")
+    if extend is not None and batch.extend_seq_lens_cpu is not None and extend != batch.extend_seq_lens_cpu:
         problems.append(
-            f"seq_lens_cpu (B={size}): {batch.seq_lens_cpu.tolist()} differs from the device's {device.tolist()}"
+            f"extend_seq_lens_cpu (B={size}): {batch.extend_seq_lens_cpu} differs from the device's {extend}"
         )
-    if batch.seq_lens_sum != int(device.sum()):
-        problems.append(f"seq_lens_sum (B={size}): {batch.seq_lens_sum}, but seq_lens sum to {int(device.sum())}")
-    if batch.extend_seq_lens is not None and batch.extend_seq_lens_cpu is not None:
-        extend = batch.extend_seq_lens.tolist()
-        if extend != batch.extend_seq_lens_cpu:
-            problems.append(
-                f"extend_seq_lens_cpu (B={size}): {batch.extend_seq_lens_cpu} differs from the device's {extend}"
-            )
     return problems
 
 
@@ -170,15 +201,15 @@ def _index_list(
     group: KVGroup,
     live: Sequence[Request],
 ) -> list[str]:
-    offsets, indices = fields[offsets_name][: size + 1].long(), fields[indices_name].long()
-    end = int(offsets[-1])
+    offsets, indices = fields[offsets_name][: size + 1].tolist(), fields[indices_name]
+    end = offsets[-1] if offsets else 0
     if end > len(indices):
         return [f"{indices_name} (B={size}): {offsets_name} ends at {end}, but there are {len(indices)} indices"]
     problems = []
-    for row in range(size):
-        start, stop = int(offsets[row]), int(offsets[row + 1])
+    for row, (start, stop) in enumerate(itertools.pairwise(offsets)):
         if 0 <= start <= stop <= len(indices):
-            problems += _ids(indices_name, size, row, indices[start:stop], group.num_slots, _owned(live, row, group, 1))
+            ids = indices[start:stop].tolist()
+            problems += _ids(indices_name, size, row, ids, group.num_slots, _owned(live, row, group, 1))
     return problems
 
 
@@ -192,36 +223,30 @@ def _page_table(
     page_size: int,
 ) -> list[str]:
     problems = []
-    for row in range(size):
-        pages = -(-int(lens[row]) // page_size)
+    for row, length in enumerate(lens.flatten()[:size].tolist()):
+        pages = -(-length // page_size)
         if pages > table.shape[1]:
             problems.append(
-                f"{name} (B={size}): row {row} needs {pages} pages for {int(lens[row])} tokens, has {table.shape[1]}"
+                f"{name} (B={size}): row {row} needs {pages} pages for {length} tokens, has {table.shape[1]}"
             )
         elif pages > 0:
             owned = _owned(live, row, group, page_size)
-            problems += _ids(name, size, row, table[row, :pages].long(), group.num_slots // page_size, owned)
+            problems += _ids(name, size, row, table[row, :pages].tolist(), group.num_slots // page_size, owned)
     return problems
 
 
-def _owned(live: Sequence[Request], row: int, group: KVGroup, unit: int) -> torch.Tensor | None:
+def _owned(live: Sequence[Request], row: int, group: KVGroup, unit: int) -> set[int] | None:
     """Slots (``unit`` 1) or pages that the request of a live row owns; None for a padded row."""
     if row >= len(live):
         return None
-    slots = live[row].slots[group.name].cpu()
-    return slots if unit == 1 else torch.unique(slots // unit)
+    return {slot // unit for slot in live[row].slots[group.name].tolist()}
 
 
-def _ids(name: str, size: int, row: int, ids: torch.Tensor, limit: int, owned: torch.Tensor | None) -> list[str]:
-    outside = (ids < 0) | (ids >= limit)
-    if bool(outside.any()):
-        worst = int(ids[outside][0])
-        return [f"{name} (B={size}): row {row} holds id {worst} outside the pool of {limit}: {ids[:16].tolist()}"]
-    if owned is not None:
-        foreign = ~torch.isin(ids, owned)
-        if bool(foreign.any()):
-            return [
-                f"{name} (B={size}): row {row} holds id {int(ids[foreign][0])}, which its request does not own: "
-                f"{ids[:16].tolist()}"
-            ]
+def _ids(name: str, size: int, row: int, ids: list[int], limit: int, owned: set[int] | None) -> list[str]:
+    worst = next((id for id in ids if not 0 <= id < limit), None)
+    if worst is not None:
+        return [f"{name} (B={size}): row {row} holds id {worst} outside the pool of {limit}: {ids[:16]}"]
+    foreign = next((id for id in ids if id not in owned), None) if owned is not None else None
+    if foreign is not None:
+        return [f"{name} (B={size}): row {row} holds id {foreign}, which its request does not own: {ids[:16]}"]
     return []
