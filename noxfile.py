@@ -56,6 +56,12 @@ def tests(session: nox.Session) -> None:
     session.run(environment(session, "full"), "-m", "pytest", *(session.posargs or ["tests"]))
 
 
+@nox.session(python=False, default=False, tags=["write"])
+def power(session: nox.Session) -> None:
+    """Plant the bugs of the past and see which subtests catch them; writes POWER.md and results/power.json."""
+    session.run(environment(session, "full"), "-m", "orchestrator.power", *session.posargs)
+
+
 @nox.session(python=False, default=False, tags=["gpu"])
 def agreement(session: nox.Session) -> None:
     """Run every subtest and every seeded fault on the recorder and on CUDA graphs, and compare the verdicts."""
