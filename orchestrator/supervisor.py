@@ -29,7 +29,9 @@ from orchestrator.worker import EXIT_UNFIT
 TICK = 0.2
 MAX_IDLE_DEATHS = 3
 """A lane whose workers die this often in a row before they run anything is given up."""
-MAX_COLLECT_DEATHS = 2
+MAX_COLLECT_DEATHS = 4
+"""A module during whose collection this many workers died, and none ever got through it, is condemned. One that hung
+there counts twice: it took its time."""
 MAX_LOST = 2
 """How often a subtest may be taken from its process, or its result be lost, before it counts as crashed."""
 STRIKES = 3
@@ -218,6 +220,7 @@ class Supervisor:
             else:
                 self.missed(worker)
                 worker.queue.remove(job)
+                self.collect_deaths.pop(job.planned.file, None)
                 worker.inside, worker.collecting, worker.since = job, None, now
                 offset = event.get("log")
                 worker.log_offset = offset if isinstance(offset, int) else 0
@@ -349,10 +352,10 @@ class Supervisor:
             self.after(job, attempt)
 
     def blame_start(self, worker: Worker, how: str) -> None:
-        """A worker died outside of any subtest. A module that kills its workers twice is condemned as a whole."""
+        """A worker died outside of any subtest. A module that kills all its workers is condemned as a whole."""
         if worker.collecting is not None:
             file = worker.collecting
-            self.collect_deaths[file] += 1
+            self.collect_deaths[file] += 2 if worker.killed else 1
             if self.collect_deaths[file] >= MAX_COLLECT_DEATHS:
                 condemned = [job for job in worker.queue if job.planned.file == file]
                 condemned += self.scheduler.drop(lambda job: job.planned.file == file)

@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ class Channel:
 
 
 def main(spec: Mapping[str, Any], channel_fd: int) -> int:
-    """Run one worker; returns its exit code. ``spec`` is the supervisor's request."""
+    """Run one worker. ``spec`` is the supervisor's request. It returns only where pytest ends before its time."""
     channel = Channel(channel_fd)
     log = open_log(Path(str(spec["log"])))
     os.environ.update({str(name): str(value) for name, value in dict(spec["env"]).items()})
@@ -87,15 +86,9 @@ def main(spec: Mapping[str, Any], channel_fd: int) -> int:
     ]
     for name in ("no:cacheprovider", "no:faulthandler", *spec["plugins"]):
         arguments += ["-p", name]
-    try:
-        status = pytest.main(arguments, plugins=[plugin])
-        if plugin.code is None:  # the session ended before it asked for orders
-            print(f"pytest ended by itself with status {status!r}", file=sys.stderr)
-            return EXIT_UNFIT
-        events.write({"event": "bye", "t": time.time()})
-    except RecordError as error:
-        return cannot_record(channel, error)
-    return plugin.code
+    status = pytest.main(arguments, plugins=[plugin])
+    print(f"pytest ended by itself with status {status!r}", file=sys.stderr)
+    return EXIT_UNFIT
 
 
 def cannot_record(channel: Channel, error: RecordError) -> int:

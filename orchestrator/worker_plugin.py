@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from orchestrator import outcomes
+from orchestrator.environment import environment
 from orchestrator.events import EventWriter, RecordError
 from orchestrator.worker import EXIT_DONE, EXIT_RECORD, EXIT_UNFIT, Channel, cannot_record
 
@@ -41,22 +42,27 @@ class WorkerPlugin:
         self.reports: list[pytest.TestReport] = []
         self.unfit = ""
         self.poisoned = self.memory = False
-        self.code: int | None = None
         self.ending = False
 
     def pytest_collection(self, session: pytest.Session) -> bool:
         """Nothing is collected up front."""
         return True
 
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Serve the supervisor until it says to end, or until this process is unfit."""
-        self.write(event="ready", pid=os.getpid(), device=self.spec["device"], t=time.time())
+    def pytest_runtestloop(self, session: pytest.Session) -> NoReturn:
+        """Serve the supervisor until it says to end, or until this process is unfit.
+
+        The process leaves from here: everything is written, and tearing pytest and torch down takes a second.
+        """
+        here = environment()
+        self.write(event="ready", pid=os.getpid(), device=self.spec["device"], environment=here, t=time.time())
         while self.refill(wait=True):
             self.run(session, self.queue.popleft())
             if self.unfit:
                 break
-        self.code = EXIT_UNFIT if self.unfit else EXIT_DONE
-        return True
+        self.write(event="bye", t=time.time())
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(EXIT_UNFIT if self.unfit else EXIT_DONE)
 
     def write(self, **event: object) -> None:
         """Record an event; a worker that cannot record must not go on, not even through pytest's own error handling."""
