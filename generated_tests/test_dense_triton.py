@@ -11,7 +11,7 @@ import pytest
 from kits import Case, Model, Speculation, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.triton:TritonBackend"
-TOLERANCE = Tolerance(atol=0.004, rtol=0.004)
+TOLERANCE = Tolerance(atol=0.002, rtol=0.002)
 MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="float16")
 MODEL_Q8_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(
     MODEL, q_heads=8, kv_heads=2, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1

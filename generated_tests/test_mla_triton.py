@@ -11,7 +11,7 @@ import pytest
 from kits import Case, Model, Speculation, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.triton:TritonBackend"
-TOLERANCE = Tolerance(atol=0.004, rtol=0.004)
+TOLERANCE = Tolerance(atol=0.002, rtol=0.002)
 MODEL = Model(method="mla", q_heads=4, kv_heads=1, head_dim=576, v_head_dim=512, scale=0.06, dtype="float16")
 MODEL_Q16 = replace(MODEL, q_heads=16)
 MODEL_SINKS = replace(MODEL, sinks=True)

@@ -11,7 +11,7 @@ import pytest
 from kits import Case, Model, Speculation, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.triton:TritonBackend"
-TOLERANCE = Tolerance(atol=0.004, rtol=0.004)
+TOLERANCE = Tolerance(atol=0.002, rtol=0.002)
 MODEL = Model(
     method="swa",
     q_heads=4,
