@@ -33,24 +33,21 @@ def difference(got: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, 
     """Compare ``(tokens, ...)`` in float32; ``row_lens`` are the tokens of each request, to name the row."""
     if got.shape != expected.shape:
         raise ValueError(f"compared shapes differ: {tuple(got.shape)} and {tuple(expected.shape)}")
-    left, right = got.detach().float().cpu(), expected.detach().float().cpu()
+    left, right = torch.stack([got.detach().float(), expected.detach().float()]).cpu()
     distance = (left - right).abs()
     finite = torch.isfinite(distance)
     distance = torch.where(finite, distance, torch.inf)
     used = torch.where(finite, distance / (tolerance.atol + tolerance.rtol * right.abs()), torch.inf)
     worst = int(used.argmax())
-    at = tuple(int(index) for index in torch.unravel_index(torch.tensor(worst), used.shape))
-    ends = list(itertools.accumulate(row_lens))
-    row = bisect.bisect_right(ends, at[0])
-    return Difference(
-        max_abs=float(distance.max()),
-        margin=float(used.max()),
-        wrong=float((used > 1).float().mean()),
-        row=row,
-        at=at,
-        got=float(left.flatten()[worst]),
-        expected=float(right.flatten()[worst]),
-    )
+    at: list[int] = []
+    rest = worst
+    for size in reversed(used.shape):
+        rest, index = divmod(rest, size)
+        at.insert(0, index)
+    figures = [distance.max(), used.max(), (used > 1).float().mean(), left.flatten()[worst], right.flatten()[worst]]
+    max_abs, margin, wrong, got_value, expected_value = torch.stack(figures).tolist()
+    row = bisect.bisect_right(list(itertools.accumulate(row_lens)), at[0])
+    return Difference(max_abs, margin, wrong, row, tuple(at), got_value, expected_value)
 
 
 def require_close(what: str, found: Difference, tolerance: Tolerance) -> None:
@@ -68,6 +65,14 @@ def require_close(what: str, found: Difference, tolerance: Tolerance) -> None:
     )
 
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(values: torch.Tensor) -> torch.Tensor:
+    """The values as integers of the same size, which compare as they are stored: NaN equals itself."""
+    return values.view(_BITS[values.dtype.itemsize])
+
+
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Bitwise equality, which NaN does not break."""
-    return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
+    """Bitwise equality."""
+    return torch.equal(bits(left), bits(right))

@@ -118,7 +118,7 @@ def _padding_problems(batch: Batch, live: Sequence[Request], padded: Sequence[Re
 
 
 def _new_slots(requests: Iterable[Request], group: str) -> list[int]:
-    return [slot for request in requests for slot in request.slots[group][request.prefix_len :].tolist()]
+    return [slot for request in requests for slot in request.new_slot_ids(group)]
 
 
 def _rows_of(
@@ -239,7 +239,7 @@ def _owned(live: Sequence[Request], row: int, group: KVGroup, unit: int) -> set[
     """Slots (``unit`` 1) or pages that the request of a live row owns; None for a padded row."""
     if row >= len(live):
         return None
-    return {slot // unit for slot in live[row].slots[group.name].tolist()}
+    return {slot // unit for slot in live[row].slot_ids[group.name]}
 
 
 def _ids(name: str, size: int, row: int, ids: list[int], limit: int, owned: set[int] | None) -> list[str]:

@@ -90,8 +90,8 @@ class KVGroup:
     def poison(self, slots: torch.Tensor, value: float = float("nan")) -> None:
         """Fill ``slots`` of every layer with ``value``."""
         for layer, buffer in self.k.items():
-            buffer[slots] = value
-            self.v[layer][slots] = value
+            buffer.index_fill_(0, slots, value)
+            self.v[layer].index_fill_(0, slots, value)
 
 
 class KVPool:

@@ -6,6 +6,7 @@ own copies and never the pool.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,13 +26,14 @@ class Request:
 
     Per layer, ``k`` is ``(prefix_len + extend_len, kv_heads, head_dim)``, ``v`` alike with ``v_head_dim``, and ``q``
     ``(extend_len, q_heads, head_dim)``; all in the model's dtype, on the device. ``slots[group]`` is int64, the slot of
-    each position; ``index`` is the request's row in ``req_to_token``.
+    each position, and ``slot_ids[group]`` the same on the host; ``index`` is the request's row in ``req_to_token``.
     """
 
     index: int
     prefix_len: int
     extend_len: int
     slots: dict[str, torch.Tensor]
+    slot_ids: dict[str, list[int]]
     pages: dict[str, list[int]]
     q: list[torch.Tensor] = field(repr=False)
     k: list[torch.Tensor] = field(repr=False)
@@ -40,6 +42,10 @@ class Request:
     @property
     def total_len(self) -> int:
         return self.prefix_len + self.extend_len
+
+    def new_slot_ids(self, group: str) -> list[int]:
+        """The slots that the new tokens are written to."""
+        return self.slot_ids[group][self.prefix_len :]
 
 
 @dataclass(frozen=True)
@@ -108,98 +114,125 @@ class World:
             last = self.pool.groups[group].num_pages - 1
             free.remove(last)
             free.insert(0, last)
-        bystander = self._new_request(
-            self.page_size,
-            0,
-            {name: [free.pop(0)] for name, free in self._free_pages.items()},
-            {
-                name: [(group.num_pages - 1) * self.page_size + offset for offset in range(self.page_size)]
-                for name, group in self.pool.groups.items()
-            },
-        )
-        self._store_history(bystander)
+        slots = {
+            name: [[(group.num_pages - 1) * self.page_size + offset for offset in range(self.page_size)]]
+            for name, group in self.pool.groups.items()
+        }
+        pages = {name: [[free.pop(0)]] for name, free in self._free_pages.items()}
+        (bystander,) = self._new_requests([(self.page_size, 0)], pages, slots)
         return bystander
-
-    def randn(self, *shape: int) -> torch.Tensor:
-        """Zero-mean, unit-variance values in the model's dtype on the device."""
-        return torch.randn(*shape, generator=self.generator).to(self.device, self.dtype)
 
     def add_requests(self, lens: Sequence[tuple[int, int]]) -> list[Request]:
         """New requests of ``lens = [(prefix, extend), ...]``, laid out together, their history written to the pool."""
         slots, pages = {}, {}
         for name in self.pool.groups:
             slots[name], pages[name] = assign_slots(self.layout, lens, self._free_pages[name], self.page_size, self.rng)
+        return self._new_requests(lens, pages, slots)
+
+    def _new_requests(
+        self, lens: Sequence[tuple[int, int]], pages: dict[str, list[list[int]]], slots: dict[str, list[list[int]]]
+    ) -> list[Request]:
+        """Requests over these pages and slots. What they hold is made on the host and reaches the device together."""
+        for total in map(sum, lens):
+            if total > self.max_len:
+                raise ValueError(f"a request of {total} tokens exceeds the fixture's max_len {self.max_len}")
         with unobserved():
+            drawn = self._draw([(prefix + extend, extend) for prefix, extend in lens])
+            # In no order: a value cached under a row's index meets the row's next owner as well as rows nobody owns.
+            rows = [self._free_rows.pop(self.rng.randrange(len(self._free_rows))) for _ in lens]
+            on_device = {name: self._fill_table(name, rows, of_group) for name, of_group in slots.items()}
             requests = [
-                self._new_request(
-                    prefix,
-                    extend,
-                    {name: pages[name][row] for name in pages},
-                    {name: slots[name][row] for name in slots},
+                Request(
+                    index=rows[row],
+                    prefix_len=prefix,
+                    extend_len=extend,
+                    slots={name: of_group[row] for name, of_group in on_device.items()},
+                    slot_ids={name: of_group[row] for name, of_group in slots.items()},
+                    pages={name: of_group[row] for name, of_group in pages.items()},
+                    q=[values[0] for values in drawn[row]],
+                    k=[values[1] for values in drawn[row]],
+                    v=[values[2] for values in drawn[row]],
                 )
                 for row, (prefix, extend) in enumerate(lens)
             ]
-            for request in requests:
-                self._store_history(request)
+            self._store_history(requests)
         return requests
 
-    def _new_request(
-        self, prefix: int, extend: int, pages: dict[str, list[int]], slots: dict[str, list[int]]
-    ) -> Request:
-        total = prefix + extend
-        if total > self.max_len:
-            raise ValueError(f"a request of {total} tokens exceeds the fixture's max_len {self.max_len}")
-        drawn = self._draw(total, extend)
-        # In no order: a value cached under a row's index meets the row's next owner as well as rows nobody owns.
-        index = self._free_rows.pop(self.rng.randrange(len(self._free_rows)))
-        request = Request(
-            index=index,
-            prefix_len=prefix,
-            extend_len=extend,
-            slots={name: torch.tensor(row, dtype=torch.int64, device=self.device) for name, row in slots.items()},
-            pages=pages,
-            q=[values[0] for values in drawn],
-            k=[values[1] for values in drawn],
-            v=[values[2] for values in drawn],
-        )
-        for name, group in self.pool.groups.items():
-            group.req_to_token[index, :total] = request.slots[name].to(torch.int32)
-        return request
+    def _fill_table(self, group: str, rows: Sequence[int], slots: Sequence[list[int]]) -> list[torch.Tensor]:
+        """Write the slots of the requests of these rows into the request table; returns them on the device."""
+        lens = list(map(len, slots))
+        flat = [
+            [slot for of_row in slots for slot in of_row],
+            [row for row, length in zip(rows, lens, strict=True) for _ in range(length)],
+            [position for length in lens for position in range(length)],
+        ]
+        values, at_rows, at_positions = torch.tensor(flat, dtype=torch.int64, device=self.device)
+        self.pool.groups[group].req_to_token.index_put_((at_rows, at_positions), values.int())
+        return list(values.split(lens))
 
-    def _draw(self, total: int, extend: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Per layer q of the last ``extend`` tokens, and k and v of all ``total``."""
-        model, drawn = self.model, []
-        for layer in self.layers:
-            if self.projections is not None:
-                assert model.hidden is not None
-                hidden, linear = self.randn(total, model.hidden), self.projections
-                q = linear.q[layer.index](hidden[total - extend :]).view(extend, model.q_heads, model.head_dim)
-                k = linear.k[layer.index](hidden).view(total, model.kv_heads, model.head_dim)
-                v = linear.v[layer.index](hidden).view(total, model.kv_heads, model.v_head_dim)
-            else:
-                q = self.randn(extend, model.q_heads, model.head_dim)
-                k = self.randn(total, model.kv_heads, model.head_dim)
-                v = self.randn(total, model.kv_heads, model.v_head_dim)
-            drawn.append((q, k, k[..., : model.v_head_dim] if layer.mla else v))
+    def _draw(self, lens: Sequence[tuple[int, int]]) -> list[list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
+        """Per request of ``(total, extend)`` tokens, per layer: q of the last ``extend`` of them, k and v of all.
+
+        Zero-mean, unit-variance values in the model's dtype; with projections, those of such hidden states.
+        """
+        model, linear = self.model, self.projections
+        shapes: list[tuple[int, ...]] = [
+            shape
+            for total, extend in lens
+            for _ in self.layers
+            for shape in (
+                [(total, model.hidden or 0)]
+                if linear is not None
+                else [
+                    (extend, model.q_heads, model.head_dim),
+                    (total, model.kv_heads, model.head_dim),
+                    (total, model.kv_heads, model.v_head_dim),
+                ]
+            )
+        ]
+        values = iter(self._randn(shapes))
+        drawn = []
+        for total, extend in lens:
+            of_request = []
+            for layer in self.layers:
+                if linear is None:
+                    q, k, v = next(values), next(values), next(values)
+                else:
+                    hidden = next(values)
+                    q = linear.q[layer.index](hidden[total - extend :]).view(extend, model.q_heads, model.head_dim)
+                    k = linear.k[layer.index](hidden).view(total, model.kv_heads, model.head_dim)
+                    v = linear.v[layer.index](hidden).view(total, model.kv_heads, model.v_head_dim)
+                of_request.append((q, k, k[..., : model.v_head_dim] if layer.mla else v))
+            drawn.append(of_request)
         return drawn
 
-    def _store_history(self, request: Request) -> None:
-        for name, group in self.pool.groups.items():
-            if self.reads_tail:
-                group.poison(self._page_slots(request, name), TAIL_VALUE)
+    def _randn(self, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+        """Drawn one by one on the host, in the model's dtype on the device."""
+        flat = torch.cat([torch.randn(shape, generator=self.generator).view(-1) for shape in shapes])
+        parts = flat.to(self.dtype).to(self.device).split([math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _store_history(self, requests: Sequence[Request]) -> None:
+        for name in self.pool.groups:
+            self._mark_tail(name, [page for request in requests for page in request.pages[name]])
         for layer in self.layers:
-            history = slice(0, request.prefix_len)
+            index = layer.index
             self.pool.write(
                 layer,
-                request.slots[layer.group][history],
-                request.k[layer.index][history],
-                request.v[layer.index][history],
+                torch.cat([request.slots[layer.group][: request.prefix_len] for request in requests]),
+                torch.cat([request.k[index][: request.prefix_len] for request in requests]),
+                torch.cat([request.v[index][: request.prefix_len] for request in requests]),
             )
 
-    def _page_slots(self, request: Request, group: str) -> torch.Tensor:
-        offsets = range(self.page_size)
-        flat = [page * self.page_size + offset for page in request.pages[group] for offset in offsets]
-        return torch.tensor(flat, dtype=torch.int64, device=self.device)
+    def _mark_tail(self, group: str, pages: Sequence[int]) -> None:
+        """Pages newly taken: where a kernel is declared to load their unwritten tail, it is finite there."""
+        if self.reads_tail:
+            self._fill_pages(group, pages, TAIL_VALUE)
+
+    def _fill_pages(self, group: str, pages: Sequence[int], value: float) -> None:
+        first = torch.tensor(pages, dtype=torch.int64)[:, None] * self.page_size
+        slots = (first + torch.arange(self.page_size)).flatten().to(self.device)
+        self.pool.groups[group].poison(slots, value)
 
     def accept_first_tokens(self, requests: Sequence[Request], *, cached: bool) -> None:
         """Go on with live requests, as an engine does after a step: the first new token of each joins its prefix, and
@@ -211,11 +244,10 @@ class World:
                 if total > self.max_len:
                     raise ValueError(f"a request of {total} tokens exceeds the fixture's max_len {self.max_len}")
                 request.prefix_len += 1
-                for name, group in self.pool.groups.items():
-                    slot = self._next_slot(request, name)
-                    request.slots[name] = torch.cat([request.slots[name], slot])
-                    group.req_to_token[request.index, :total] = request.slots[name].to(torch.int32)
-                fresh = self._draw(request.extend_len, request.extend_len)
+                for name in self.pool.groups:
+                    request.slot_ids[name] = [*request.slot_ids[name], self._next_slot(request, name)]
+                    (request.slots[name],) = self._fill_table(name, [request.index], [request.slot_ids[name]])
+                (fresh,) = self._draw([(request.extend_len, request.extend_len)])
                 for layer in self.layers:
                     index, kept = layer.index, slice(0, request.prefix_len)
                     request.q[index] = fresh[index][0]
@@ -226,23 +258,25 @@ class World:
                         slot = request.slots[layer.group][last]
                         self.pool.write(layer, slot, request.k[index][last], request.v[index][last])
 
-    def _next_slot(self, request: Request, group: str) -> torch.Tensor:
+    def _next_slot(self, request: Request, group: str) -> int:
         """The slot behind the last one: the next of the same page, or the first of a page newly taken."""
-        after = int(request.slots[group][-1]) + 1
-        taken = set(request.slots[group].tolist())
-        if after % self.page_size == 0 or after in taken:
+        after = request.slot_ids[group][-1] + 1
+        if after % self.page_size == 0 or after in request.slot_ids[group]:
             page = self._free_pages[group].pop(self.rng.randrange(len(self._free_pages[group])))
             request.pages[group].append(page)
+            if self.reads_tail:
+                whole = torch.arange(page * self.page_size, (page + 1) * self.page_size, device=self.device)
+                self.pool.groups[group].poison(whole, TAIL_VALUE)
             after = page * self.page_size
-        return torch.tensor([after], dtype=torch.int64, device=self.device)
+        return after
 
     def forget_new_tokens(self, requests: Sequence[Request]) -> None:
         """Undo a forward: the new tokens' slots look unwritten again."""
         value = TAIL_VALUE if self.reads_tail else float("nan")
         with unobserved():
-            for request in requests:
-                for name, group in self.pool.groups.items():
-                    group.poison(request.slots[name][request.prefix_len :], value)
+            for name, group in self.pool.groups.items():
+                new = [request.slots[name][request.prefix_len :] for request in requests]
+                group.poison(torch.cat(new), value)
 
     def poison_history(self, request: Request) -> None:
         """Make a live request's cached keys and values NaN, as a neighbour that must not matter."""
@@ -251,13 +285,16 @@ class World:
 
     def free(self, requests: Sequence[Request]) -> None:
         """Give pages and rows back: the slots become NaN, the table row points outside the pool."""
+        if not requests:
+            return
         with unobserved():
-            for request in requests:
-                for name, group in self.pool.groups.items():
-                    group.poison(self._page_slots(request, name))
-                    group.req_to_token[request.index] = group.stray_slot
-                    self._free_pages[name].extend(request.pages[name])
-                self._free_rows.append(request.index)
+            rows = torch.tensor([request.index for request in requests], dtype=torch.int64, device=self.device)
+            for name, group in self.pool.groups.items():
+                pages = [page for request in requests for page in request.pages[name]]
+                self._fill_pages(name, pages, float("nan"))
+                group.req_to_token.index_fill_(0, rows, group.stray_slot)
+                self._free_pages[name].extend(pages)
+            self._free_rows.extend(request.index for request in requests)
 
 
 def inputs_of(requests: Sequence[Request], layer: int) -> dict[str, torch.Tensor]:

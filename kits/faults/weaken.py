@@ -94,11 +94,12 @@ def _contiguous(changes: Changes) -> None:
         def _add_bystander(self: World) -> Request:
             pages = {name: [free.pop(0)] for name, free in self._free_pages.items()}
             slots = {
-                name: [page * self.page_size + offset for offset in range(self.page_size)]
+                name: [[page * self.page_size + offset for offset in range(self.page_size)]]
                 for name, (page,) in pages.items()
             }
-            bystander = self._new_request(self.page_size, 0, pages, slots)
-            self._store_history(bystander)
+            (bystander,) = self._new_requests(
+                [(self.page_size, 0)], {name: [taken] for name, taken in pages.items()}, slots
+            )
             return bystander
 
         return _add_bystander
