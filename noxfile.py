@@ -70,7 +70,8 @@ def agreement(session: nox.Session) -> None:
 
 @nox.session(python=False, default=False, tags=["gpu"])
 def bench(session: nox.Session) -> None:
-    """Time the matrix by number of GPUs and of workers, split into its phases; medians of interleaved runs."""
+    """Time the generator, then the matrix by number of GPUs and of workers, split into its phases; medians of runs."""
+    session.run(environment(session, "light"), "-m", "generator.bench")
     session.run(matrix_python(session), "-m", "orchestrator.bench", *session.posargs)
 
 

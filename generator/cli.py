@@ -1,4 +1,4 @@
-"""The command line: check, generate, list, explain, diff, errors."""
+"""The command line: check, generate, list, explain, diff, results, errors."""
 
 from __future__ import annotations
 
@@ -85,6 +85,12 @@ def parser() -> argparse.ArgumentParser:
     diff.add_argument("first")
     diff.add_argument("second")
     diff.set_defaults(command="diff")
+
+    results = commands.add_parser("results", help="keep the outcome of a run as a reference run")
+    actions = results.add_subparsers(required=True, metavar="ACTION")
+    add = actions.add_parser("add", help="write results/runs/DATE-PROFILE-DEVICE.json from the folder of a run")
+    add.add_argument("folder", type=Path, metavar="RUN_DIR")
+    add.set_defaults(command="add_result")
 
     errors = commands.add_parser("errors", help="print every error code with its meaning")
     errors.set_defaults(command="errors")

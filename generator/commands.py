@@ -115,6 +115,21 @@ def diff(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def add_result(options: argparse.Namespace) -> int:
+    """Make a reference run of a run folder, and write README's table of them anew."""
+    from generator.outputs import build, write
+    from generator.results import add
+
+    project = opened(options)
+    path = add(options.folder, options.spec.resolve().parent)
+    tree = build(project, project.default_profile, only="readme")
+    done, problems = write(tree)
+    print("\n".join([f"wrote {tree.shown(path)}", *done]))
+    if problems:
+        raise SpecError(problems)
+    return EXIT_OK
+
+
 def errors(options: argparse.Namespace) -> int:
     """Print the table of error codes."""
     width = max(map(len, CODES))

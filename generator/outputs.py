@@ -15,7 +15,7 @@ from generator.modules import module_views
 from generator.problems import Problem, SpecError, quote
 from generator.rendering import known_failures_text, module_text, readme_text
 from generator.schema import schema_text
-from generator.tables import BEGIN, END, known_views, readme_view
+from generator.tables import BEGIN, END, RUNS_BEGIN, RUNS_END, known_views, readme_view
 
 MARK = "Generated from suite.toml"
 IGNORED = frozenset({"__pycache__"})
@@ -61,17 +61,27 @@ def build(project: Project, profile: str, output: Path | None = None, only: str 
     return tree
 
 
-def add_readme(tree: Tree, table: str) -> None:
-    """README.md with the table between its markers."""
+def add_readme(tree: Tree, matrix: str) -> None:
+    """README.md with each table between its markers. Where no run was ever kept, it need not have a place for them."""
+    from generator.results import reference_runs, runs_text
+
     path = tree.root / "README.md"
     text = read(path) or ""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        message = f"there must be one line {quote(BEGIN)} and behind it one line {quote(END)}"
-        tree.problems.append(Problem("E-markers", (), message, path="README.md"))
-        return
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    tree.files[path] = f"{before}{BEGIN}\n\n{table}\n{END}{after}"
+    runs, problems = reference_runs(tree.root)
+    blocks = [(BEGIN, END, matrix)]
+    if runs or RUNS_BEGIN in text or RUNS_END in text:
+        blocks.append((RUNS_BEGIN, RUNS_END, runs_text(runs)))
+    for begin, end, table in blocks:
+        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+            message = f"there must be one line {quote(begin)} and behind it one line {quote(end)}"
+            problems.append(Problem("E-markers", (), message, path="README.md"))
+            continue
+        before, rest = text.split(begin)
+        _, after = rest.split(end)
+        text = f"{before}{begin}\n\n{table}\n{end}{after}"
+    tree.problems += problems
+    if not problems:
+        tree.files[path] = text
 
 
 def drift(tree: Tree) -> Iterator[Problem]:

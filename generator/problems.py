@@ -92,7 +92,9 @@ CODES = {
     "E-stale-file": "a generated file no longer comes from the spec",
     "E-foreign-file": "a file in the generated folder was not written by the generator",
     "E-markers": "README.md lacks the pair of marker lines that the table goes between",
-    "E-output": "the output folder cannot be used",
+    "E-output": "an output file or folder cannot be written or used",
+    "E-results": "a file in results/runs/ is no reference run",
+    "E-run-folder": "a run folder cannot become a reference run",
     # the command line
     "E-unknown-id": "no subtest has this id",
 }

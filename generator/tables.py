@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from generator.matrix import Matrix, Project
 from generator.spec import RUNNERS, KnownFailure
 from generator.subtests import Subtest
+from generator.support import RUNNER_MODES
 
 COLUMNS = {
     "eager": "eager",
@@ -19,6 +20,8 @@ COLUMNS = {
 }
 BEGIN = "<!-- matrix: begin; written by `nox -s generate` -->"
 END = "<!-- matrix: end -->"
+RUNS_BEGIN = "<!-- reference runs: begin; written by `nox -s generate` -->"
+RUNS_END = "<!-- reference runs: end -->"
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,12 @@ class ReadmeView:
     known_failures: int
     backends: str
     sweeps: str
+    profiles: str
     blocked: tuple[str, ...]
 
 
 def readme_view(project: Project, matrix: Matrix) -> ReadmeView:
-    """Both tables, and the reasons of what is blocked."""
+    """The tables, and the reasons of what is blocked."""
     blocked: dict[tuple[str, str], list[str]] = {}
     runners = [runner for runner in RUNNERS if any(subtest.runner == runner for subtest in matrix.subtests)]
     rows = []
@@ -56,9 +60,11 @@ def readme_view(project: Project, matrix: Matrix) -> ReadmeView:
         cells = []
         for runner in runners:
             here = [subtest for subtest in mine if subtest.runner == runner]
-            reason = project.spec.backends[backend].blocked.get(runner)  # type: ignore[call-overload]
+            declared = project.spec.backends[backend]
+            reason = declared.blocked.get(runner)  # type: ignore[call-overload]
             if here or reason is None:
-                cells.append(count_cell(here))
+                applies = here or not RUNNER_MODES[runner].isdisjoint(declared.modes)
+                cells.append(count_cell(here) if applies else "n/a")
                 continue
             columns = blocked.setdefault((backend, reason), [])
             if COLUMNS[runner] not in columns:
@@ -73,6 +79,7 @@ def readme_view(project: Project, matrix: Matrix) -> ReadmeView:
         known_failures=matrix.known_failures,
         backends=Table(header, rows).text(),
         sweeps=sweep_table(project, matrix).text(),
+        profiles=profile_table(project).text(),
         blocked=tuple(
             f"{number}. `{backend}`, {', '.join(columns)}: {inline(reason)}"
             for number, ((backend, reason), columns) in enumerate(blocked.items(), 1)
@@ -92,8 +99,27 @@ def sweep_table(project: Project, matrix: Matrix) -> Table:
     return Table(["sweep", "what it runs", "must pass", "known failures"], rows)
 
 
+def profile_table(project: Project) -> Table:
+    """One row for each profile."""
+    rows = []
+    for name, profile in project.spec.profiles.items():
+        matrix = project.matrix(name)
+        option = "" if name == project.default_profile else f" -- --profile {name}"
+        command = f"`nox -s gpu_matrix{option}`"
+        rows.append(
+            [
+                f"`{name}`",
+                inline(profile.summary or ""),
+                command,
+                str(matrix.must_pass),
+                str(matrix.known_failures or ""),
+            ]
+        )
+    return Table(["profile", "what it has", "run it", "must pass", "known failures"], rows, words=3)
+
+
 def count_cell(subtests: Sequence[Subtest]) -> str:
-    """``24``, ``24 + 2 known`` or a dash where nothing applies."""
+    """``24``, ``24 + 2 known`` or a dash where there are none."""
     known = sum(subtest.known_failure is not None for subtest in subtests)
     must_pass = len(subtests) - known
     if not subtests:

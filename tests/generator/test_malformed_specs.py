@@ -21,6 +21,8 @@ ELSEWHERE = {
     "E-markers": "test_generated_tree",
     "E-output": "test_generator_cli",
     "E-unknown-id": "test_generator_cli",
+    "E-results": "test_results",
+    "E-run-folder": "test_results",
 }
 """Codes that no spec alone can show, and the test that shows them."""
 
