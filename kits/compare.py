@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,3 +76,11 @@ def bits(values: torch.Tensor) -> torch.Tensor:
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Bitwise equality."""
     return torch.equal(bits(left), bits(right))
+
+
+def changed(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> list[str]:
+    """Names of the pairs that differ in bits. Where none does, the host has asked the device once."""
+    differ = {name: (bits(left) != bits(right)).any() for name, (left, right) in pairs.items()}
+    if not differ or not bool(torch.stack(list(differ.values())).any()):
+        return []
+    return [name for name, flag in differ.items() if bool(flag)]

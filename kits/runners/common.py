@@ -9,7 +9,7 @@ import torch
 from kits import reference
 from kits.backends.base import Backend, Geometry
 from kits.batches import describe_rows, eager_batch
-from kits.compare import bits, difference, require_close, same_bits
+from kits.compare import bits, changed, difference, require_close
 from kits.errors import InputError, KitError, KVIntegrityError, MismatchError
 from kits.graphs import unobserved
 from kits.invariants import check_metadata
@@ -123,13 +123,15 @@ class SubtestRun:
         self.backend.prepare(batch)
         check_metadata(self.backend.metadata(), batch, requests)
         before = self.snapshot()
-        outputs = []
+        outputs, inputs = [], {}
         for layer in self.world.layers:
             given = inputs_of(requests, layer.index)
             outputs.append(self.backend.forward(**given, layer=layer, batch=batch))
             for name, values in inputs_of(requests, layer.index).items():
-                if not same_bits(given[name], values):
-                    raise InputError(f"eager {mode}: the forward changed {name} of layer {layer.index}")
+                inputs[f"{name} of layer {layer.index}"] = given[name], values
+        with unobserved():
+            for name in changed(inputs):
+                raise InputError(f"eager {mode}: the forward changed {name}")
         self.check_kv_integrity(before, requests, what=f"eager {mode}")
         return outputs
 

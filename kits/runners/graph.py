@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 
 from kits.backends.base import Backend
 from kits.batches import Batch, Rows, SpecInfo, describe_rows
-from kits.compare import same_bits
+from kits.compare import changed
 from kits.graphs import Graph, PointerGuard, host_tensor, new_graph
 from kits.layers import Layer
 from kits.padding import scratch_row
@@ -156,15 +157,16 @@ class GraphRunner:
     def _store(self, rows: Rows) -> None:
         """Write ``rows`` to the front of the static buffers."""
         device, buffers, tokens = self.world.device, self.buffers, len(rows.positions)
-
-        def put(name: str, values: Sequence[int]) -> None:
-            buffers[name][: len(values)] = torch.tensor(values, dtype=buffers[name].dtype, device=device)
-
-        put("req_pool_indices", rows.req_pool_indices)
-        put("seq_lens", rows.seq_lens)
-        put("extend_seq_lens", rows.extend_seq_lens)
-        put("positions", rows.positions)
-        put("input_ids", [7 + position for position in rows.positions])
+        values = {
+            "req_pool_indices": rows.req_pool_indices,
+            "seq_lens": rows.seq_lens,
+            "extend_seq_lens": rows.extend_seq_lens,
+            "positions": rows.positions,
+            "input_ids": [7 + position for position in rows.positions],
+        }
+        flat = torch.tensor(list(itertools.chain(*values.values())), dtype=torch.int64, device=device)
+        for name, part in zip(values, flat.split(list(map(len, values.values()))), strict=True):
+            buffers[name][: len(part)] = part
         for name, slots in rows.out_cache_loc.items():
             buffers[f"out_cache_loc.{name}"][:tokens] = slots
         if rows.custom_mask is not None:
@@ -207,12 +209,13 @@ class GraphRunner:
 
     def changed_inputs(self, requests: Sequence[Request]) -> list[str]:
         """Which of q, k and v of the live rows are no longer what ``load`` put there."""
-        return [
-            f"{name} of layer {layer.index}"
-            for layer in self.world.layers
-            for name, values in inputs_of(requests, layer.index).items()
-            if not same_bits(self.buffers[f"{name}.{layer.index}"][: len(values)], values)
-        ]
+        return changed(
+            {
+                f"{name} of layer {layer.index}": (self.buffers[f"{name}.{layer.index}"][: len(values)], values)
+                for layer in self.world.layers
+                for name, values in inputs_of(requests, layer.index).items()
+            }
+        )
 
     def prepare(self, size: int, requests: Sequence[Request]) -> CapturedGraph:
         """Everything before a replay that happens on the host."""

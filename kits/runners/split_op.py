@@ -15,7 +15,7 @@ import torch
 
 from kits.backends.base import Backend
 from kits.batches import Batch, describe_rows, eager_batch
-from kits.compare import same_bits
+from kits.compare import changed
 from kits.graphs import PointerGuard, new_graph
 from kits.layers import Layer
 from kits.runners.common import SubtestRun
@@ -208,12 +208,13 @@ class SplitRunner:
 
     def changed_inputs(self, requests: Sequence[Request]) -> list[str]:
         """Which of q, k and v of the live rows the attention changed."""
-        return [
-            f"{name} of layer {layer.index}"
-            for layer in self.world.layers
-            for name, values in inputs_of(requests, layer.index).items()
-            if not same_bits(self._at("ready", name, layer, len(values)), values)
-        ]
+        return changed(
+            {
+                f"{name} of layer {layer.index}": (self._at("ready", name, layer, len(values)), values)
+                for layer in self.world.layers
+                for name, values in inputs_of(requests, layer.index).items()
+            }
+        )
 
     def prepare(self, size: int, requests: Sequence[Request]) -> CapturedSplit:
         """Everything before a replay that happens on the host."""
