@@ -11,7 +11,10 @@ from typing import Any
 
 @dataclass
 class Record:
-    """``margin`` is the largest difference met, as a multiple of its tolerance; ``seconds`` are wall time by phase."""
+    """``margin`` is the largest difference met, as a multiple of its tolerance; ``seconds`` are wall time by phase.
+
+    A phase within a phase counts for itself alone. On a GPU it is the host's time: what was launched runs meanwhile.
+    """
 
     id: str
     backend_class: str = ""
@@ -21,15 +24,18 @@ class Record:
     captures: int = 0
     replays: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    _within: float = field(default=0.0, repr=False)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the wall time of the block to ``seconds[name]``."""
-        start = time.perf_counter()
+        start, outer, self._within = time.perf_counter(), self._within, 0.0
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            spent = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._within
+            self._within = outer + spent
 
     def note_difference(self, margin: float, max_abs: float) -> None:
         self.margin = margin if self.margin is None else max(self.margin, margin)
@@ -62,3 +68,13 @@ def latest(subtest_id: str) -> Record:
     if _latest and _latest[0].id == subtest_id:
         return _latest[0]
     return Record(subtest_id)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """A phase of the subtest that runs now, if one does."""
+    if not _latest:
+        yield
+        return
+    with _latest[0].phase(name):
+        yield

@@ -17,6 +17,7 @@ from kits.graphs import unobserved
 from kits.layers import DTYPES, Layer, build_layers
 from kits.layouts import assign_slots
 from kits.pools import TAIL_VALUE, KVPool
+from kits.record import phase
 from kits.subtest import Model, Subtest
 
 
@@ -127,7 +128,8 @@ class World:
         slots, pages = {}, {}
         for name in self.pool.groups:
             slots[name], pages[name] = assign_slots(self.layout, lens, self._free_pages[name], self.page_size, self.rng)
-        return self._new_requests(lens, pages, slots)
+        with phase("fixture"):
+            return self._new_requests(lens, pages, slots)
 
     def _new_requests(
         self, lens: Sequence[tuple[int, int]], pages: dict[str, list[list[int]]], slots: dict[str, list[list[int]]]
@@ -287,7 +289,7 @@ class World:
         """Give pages and rows back: the slots become NaN, the table row points outside the pool."""
         if not requests:
             return
-        with unobserved():
+        with phase("fixture"), unobserved():
             rows = torch.tensor([request.index for request in requests], dtype=torch.int64, device=self.device)
             for name, group in self.pool.groups.items():
                 pages = [page for request in requests for page in request.pages[name]]

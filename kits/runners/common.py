@@ -121,7 +121,8 @@ class SubtestRun:
         """One eager forward of exactly ``requests``; metadata and the pool are checked as in a replay."""
         batch = eager_batch(self.world.pool, describe_rows(requests, convention, speculation, mode), mode, speculation)
         self.backend.prepare(batch)
-        check_metadata(self.backend.metadata(), batch, requests)
+        with self.notes.phase("invariants"):
+            check_metadata(self.backend.metadata(), batch, requests)
         before = self.snapshot()
         outputs, inputs = [], {}
         for layer in self.world.layers:
@@ -137,7 +138,8 @@ class SubtestRun:
 
     def snapshot(self) -> dict[str, dict[str, torch.Tensor]]:
         """Copies of the pool, for ``check_kv_integrity``."""
-        return {name: group.snapshot() for name, group in self.world.pool.groups.items()}
+        with self.notes.phase("integrity"):
+            return {name: group.snapshot() for name, group in self.world.pool.groups.items()}
 
     def check_kv_integrity(
         self,
@@ -153,7 +155,7 @@ class SubtestRun:
 
         The write set comes from the requests, not from the batch: a stale ``out_cache_loc`` must not excuse itself.
         """
-        with unobserved():
+        with self.notes.phase("integrity"), unobserved():
             self._check_write_set(before, (*requests, *padded) if writes else (), what)
             for buffer in spoiled():
                 raise KVIntegrityError(f"{what}: something wrote past the end of the {buffer}")

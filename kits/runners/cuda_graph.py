@@ -98,16 +98,16 @@ class GraphSubtest:
     def _capture_all(self) -> None:
         """Capture each size on other requests than any replay has, then free them."""
         suite = self.suite
-        with suite.notes.phase("capture"):
-            for size, lens in self.plan.captures:
-                requests = suite.world.add_requests(lens)
-                before = suite.snapshot()
+        for size, lens in self.plan.captures:
+            requests = suite.world.add_requests(lens)
+            before = suite.snapshot()
+            with suite.notes.phase("capture"):
                 warmed = self.runner.capture(size, requests)
-                suite.check_kv_integrity(before, requests, writes=self.writes_kv, what=f"warm-up of {size}")
-                suite.notes.captures += self.runner.captured[size].graph.captures
-                if suite.mode not in suite.backend.capabilities.fills_at_capture:
-                    suite.compare(f"warm-up of {size}", warmed, requests, suite.mode, self.speculation)
-                suite.world.free(requests)
+            suite.check_kv_integrity(before, requests, writes=self.writes_kv, what=f"warm-up of {size}")
+            suite.notes.captures += self.runner.captured[size].graph.captures
+            if suite.mode not in suite.backend.capabilities.fills_at_capture:
+                suite.compare(f"warm-up of {size}", warmed, requests, suite.mode, self.speculation)
+            suite.world.free(requests)
 
     def _replay(self, step: Step, requests: Sequence[Request]) -> list[torch.Tensor]:
         suite = self.suite
@@ -132,8 +132,8 @@ class GraphSubtest:
         with suite.notes.phase("replay"):
             outputs = self.runner.run(captured, requests)
             suite.notes.replays = sum(captured.graph.replays for captured in self.runner.captured.values())
+        suite.check_kv_integrity(before, requests, padded=padded, writes=self.writes_kv, what=what)
         with suite.notes.phase("integrity"):
-            suite.check_kv_integrity(before, requests, padded=padded, writes=self.writes_kv, what=what)
             for name in self.runner.changed_inputs(requests):
                 raise InputError(f"{what}: the forward changed {name}")
         return outputs

@@ -14,6 +14,7 @@ from kits.compare import changed
 from kits.graphs import Graph, PointerGuard, host_tensor, new_graph
 from kits.layers import Layer
 from kits.padding import scratch_row
+from kits.record import phase
 from kits.scratch import scratch
 from kits.subtest import Speculation
 from kits.world import Request, World, inputs_of
@@ -86,8 +87,9 @@ class GraphRunner:
         batch = self.static_batch(size)
         self.load(batch, requests)
         self.backend.prepare_capture(batch)
-        for _ in range(warm_ups):
-            self.forward(batch)
+        with phase("warm_up"):
+            for _ in range(warm_ups):
+                self.forward(batch)
         outputs = self._outputs(requests)
         graph = new_graph(self.world.device)
         self.backend.prepare_capture(batch)

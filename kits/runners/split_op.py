@@ -18,6 +18,7 @@ from kits.batches import Batch, describe_rows, eager_batch
 from kits.compare import changed
 from kits.graphs import PointerGuard, new_graph
 from kits.layers import Layer
+from kits.record import phase
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
 from kits.runners.graph import fused_inputs
@@ -136,11 +137,12 @@ class SplitRunner:
         pieces.append(self._last_piece(layers[-1], size))
         attention = [self._attention(layer, size, captured) for layer in layers]
         self.backend.prepare(raw)
-        for _ in range(warm_ups):
-            for piece, call in zip(pieces, attention, strict=False):
-                piece()
-                call()
-            pieces[-1]()
+        with phase("warm_up"):
+            for _ in range(warm_ups):
+                for piece, call in zip(pieces, attention, strict=False):
+                    piece()
+                    call()
+                pieces[-1]()
         outputs = self._outputs(raw.num_tokens)
         captured.graph.record(pieces, attention)
         captured.guards = [
