@@ -112,13 +112,11 @@ class GraphSubtest:
     def _replay(self, step: Step, requests: Sequence[Request]) -> list[torch.Tensor]:
         suite = self.suite
         what = f"replay of {step.name} ({len(requests)} rows padded to {step.size})"
-        outputs = self._replay_checked(what, step.size, requests, requests)
+        outputs = self._replay_checked(what, step.size, requests)
         suite.compare(what, outputs, requests, suite.mode, self.speculation)
         return outputs
 
-    def _replay_checked(
-        self, what: str, size: int, requests: Sequence[Request], owners: Sequence[Request]
-    ) -> list[torch.Tensor]:
+    def _replay_checked(self, what: str, size: int, requests: Sequence[Request]) -> list[torch.Tensor]:
         """Prepare, check metadata and pointers, replay, check the pool."""
         suite = self.suite
         with suite.notes.phase("prepare"):
@@ -126,7 +124,7 @@ class GraphSubtest:
         with suite.notes.phase("invariants"):
             padded = self.pad_requests[: size - len(requests)]
             check_padding(captured.static, requests, padded)
-            check_metadata(suite.backend.metadata(), captured.batch, owners)
+            check_metadata(suite.backend.metadata(), captured.batch, requests)
             captured.guard.check()
             before = suite.snapshot()
         with suite.notes.phase("replay"):
@@ -170,7 +168,7 @@ class GraphSubtest:
                     values[layer.index] = torch.full_like(values[layer.index], float("nan"))
         rows = [*strangers[:kept], requests[kept], *strangers[kept:]]
         what = f"replay of {step.name} with row {kept} kept and its neighbours replaced"
-        replaced = self._replay_checked(what, step.size, rows, rows)
+        replaced = self._replay_checked(what, step.size, rows)
         start = sum(request.extend_len for request in requests[:kept])
         moved = sum(request.extend_len for request in rows[:kept])
         count = requests[kept].extend_len
