@@ -95,18 +95,23 @@ class Launcher:
     def reap(self) -> None:
         """Collect dead children; what a worker left behind in its process group dies with it."""
         while True:
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
+            pid = self.dead_child()
+            if pid is None:
                 return
-            if found is None:
-                return
-            if found.si_pid in self.workers:
-                processes.kill_group(found.si_pid)  # before reaping, while the id cannot name another group
-            _, status = os.waitpid(found.si_pid, 0)
-            name = self.workers.pop(found.si_pid, None)
+            if pid in self.workers:
+                processes.kill_group(pid)  # before reaping, while the id cannot name another group
+            _, status = os.waitpid(pid, 0)
+            name = self.workers.pop(pid, None)
             if name is not None:
                 self.say(exited=name, status=status)
+
+    def dead_child(self) -> int | None:
+        """A child that has ended and is not reaped yet."""
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        return found.si_pid if found is not None else None
 
     def end(self) -> None:
         """Kill what is left, also processes that moved to another group: they are this process's children now."""
@@ -132,6 +137,7 @@ def preload(names: list[str]) -> list[str]:
             importlib.import_module(name)
             loaded.append(name)
     if "pytest" in loaded:  # it imports most of itself only when it is first used
+        importlib.import_module("orchestrator.worker_plugin")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             sys.modules["pytest"].main(["--version"])
     return loaded

@@ -84,7 +84,7 @@ def main() -> None:
                 tab.scheme(scheme)
                 tab.shoot(target / f"page_{scheme}.png")
             tab.scheme("light")
-            tab.click("#matrix tbody tr:nth-child(3) td button")
+            tab.click("#matrix tbody tr:nth-child(5) td:nth-of-type(2) button")
             tab.shoot(target / "page_detail.png")
         finally:
             tab.close()

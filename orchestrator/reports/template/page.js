@@ -25,6 +25,10 @@ function draw(tag, attributes, text) {
   return element;
 }
 
+function breakable(name) { // a long name may break after an underscore
+  return name.split(/(?<=_)/).flatMap((part) => [make("wbr"), part]);
+}
+
 const idOf = (subtest) => [...DATA.rows[subtest[ROW]], DATA.sweeps[subtest[SWEEP]], subtest[REST]].join(".");
 const outcomeOf = (subtest) => DATA.outcomes[subtest[OUTCOME]];
 
@@ -84,7 +88,7 @@ function paint() {
     cells.get(key).push(subtest);
   }
   const columns = DATA.sweeps.map((_, at) => at).filter((at) => subtests.some((subtest) => subtest[SWEEP] === at));
-  const head = make("tr", {}, make("td"), ...columns.map((at) => make("th", { scope: "col", text: DATA.sweeps[at] })));
+  const head = make("tr", {}, make("td"), ...columns.map((at) => make("th", { scope: "col" }, ...breakable(DATA.sweeps[at]))));
   const body = make("tbody");
   let last = null;
   DATA.rows.forEach(([method, backend], row) => {
