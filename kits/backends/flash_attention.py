@@ -88,7 +88,8 @@ class FA3Backend(PersistentBackend):
             "tree.cu_seqlens_q": torch.arange(len(visible) + 1, dtype=INT32, device=self.device),
         }
         for name in self.pool.groups:
-            own_slots = batch.out_cache_loc[name].view(-1, draft).repeat_interleave(draft, dim=0)
+            slots = batch.out_cache_loc[name].clamp(min=0)  # a null slot, -1, is written to slot 0 and read from there
+            own_slots = slots.view(-1, draft).repeat_interleave(draft, dim=0)
             values[f"tree.page_table.{name}"] = own_slots.gather(1, seen_first).to(INT32)
         return values
 
