@@ -138,9 +138,9 @@ def run_command(arguments: argparse.Namespace) -> int:
         print(ended.error, file=sys.stderr)
         return ended.error.exit_code
     if ended.stopped:
-        again = "" if run.tests == "generated_tests" else f" --tests {shlex.quote(run.tests)}"
-        command = f"{text.RUN}{again} --resume {shlex.quote(str(folder.path))}"
+        command = f"{text.rerun(run)} --resume {shlex.quote(str(folder.path))}"
         say(f"interrupted by {ended.stopped}; continue with: {command}")
+        )
         return errors.EXIT_INTERRUPTED
     return ended.verdict.exit_code
 

@@ -8,6 +8,7 @@ import gc
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,7 @@ from orchestrator.planning import Block, Plan, digest
 
 FORMAT = 1
 JOURNAL = "supervisor.jsonl"
+COMMAND = re.compile(r"python -m orchestrator run|nox -s [a-z_]+ --")
 FIELDS = ("id", "known_failure", "action", "required_exit", "weight")
 
 
@@ -46,6 +48,8 @@ class Run:
     workers: int = 1
     started: float = 0.0
     fault: str = ""
+    command: str = "python -m orchestrator run"
+    """What the user types before ids and options; under nox, the session."""
     merged: int = 0
     """Number of folders this one was merged from; 0 for a run."""
 
@@ -190,6 +194,8 @@ def parse_run(raw: object, path: Path) -> Run:
     run = Run(**values)
     if run.part is not None and not (len(run.part) == 2 and 1 <= run.part[0] <= run.part[1]):
         raise OrchestratorError("O204", f"{path}: `part` is {short(run.part)}")
+    if not COMMAND.fullmatch(run.command):
+        raise OrchestratorError("O204", f"{path}: `command` is {short(run.command)}")
     if not 1 <= run.repeat <= 100_000 or not math.isfinite(run.deadline) or run.deadline <= 0:
         raise OrchestratorError("O204", f"{path}: `repeat` or `deadline` is out of range")
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -93,7 +94,7 @@ def describe(request: Request, manifest: Manifest, plan: Plan, lanes: Lanes) -> 
         repeat=request.repeat, confirm=request.confirm, fresh=request.fresh,
         deadline=request.deadline or (120.0 if lanes.kind == "cpu" else 300.0), device_kind=lanes.kind,
         devices=sorted(set(lanes.devices)), workers=len(lanes.devices), started=round(time.time(), 3),
-        fault=os.environ.get("ATTNMATRIX_FAULT", ""),
+        fault=os.environ.get("ATTNMATRIX_FAULT", ""), command=command_of(os.environ.get("NOX_CURRENT_SESSION", "")),
     )  # fmt: skip
 
 
@@ -159,6 +160,11 @@ def remember(run: Run, verdict: Verdict, target: Path | None) -> None:
     }
     with contextlib.suppress(OSError, OrchestratorError):
         save_durations(target or LOCAL, run.device_kind, times)
+
+
+def command_of(session: str) -> str:
+    """How this program was started. Under nox, only the session's environment is sure to have what the tests need."""
+    return f"nox -s {session} --" if re.fullmatch("[a-z_]+", session) else Run.command
 
 
 def default_output() -> Path:

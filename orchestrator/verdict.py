@@ -82,7 +82,7 @@ class Verdict:
         """Everything that makes the exit code differ from 0, gravest first."""
         allowed = outcomes.EXPECTED if self.require_all else outcomes.EXPECTED | {outcomes.UNAVAILABLE}
         bad = [result for result in self.results if result.outcome not in allowed]
-        return sorted(bad, key=lambda result: outcomes.ORDER.index(result.outcome))
+        return sorted(bad, key=lambda result: (outcomes.ORDER.index(result.outcome), result.planned.id))
 
     @property
     def ran(self) -> Counter[str]:

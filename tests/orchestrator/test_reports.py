@@ -18,6 +18,7 @@ from orchestrator.folder import Folder
 from orchestrator.ledger import Attempt
 from orchestrator.progress import Progress, clock, lane_words
 from orchestrator.reports import github, markdown, text
+from orchestrator.running import command_of
 from orchestrator.verdict import Verdict, build_verdict, read_ledger
 
 NASTY = "a|b `c` ``` </script><script>alert(1)</script> ]]> & %0A::error::x \x00\x1b[31m \ud800 \u2028 <!--"
@@ -138,6 +139,14 @@ def test_commands_name_the_planted_fault_and_quote_the_folder(folder):
     assert text.reproduce(verdict, failed).startswith("ATTNMATRIX_FAULT='F01; rm -rf /' ATTNMATRIX_DEVICE=cpu python")
     failed.outcome = outcomes.CRASHED
     assert "--tests 'my tests' dense." in text.reproduce(verdict, failed)
+
+
+def test_commands_of_a_run_under_nox_go_through_nox(folder, monkeypatch):
+    """The interpreter that the user has outside of nox may lack torch."""
+    verdict = verdict_of(folder)
+    verdict.run.command, verdict.run.tests = command_of("gpu_matrix"), "generated_tests"
+    assert text.reproduce(verdict, verdict.failures[0]) == "nox -s gpu_matrix -- dense.aa.eager.pass_1"
+    assert command_of("") == command_of("$(reboot)") == "python -m orchestrator run"
 
 
 def test_tables_follow_the_order_of_the_spec(folder):
