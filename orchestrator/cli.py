@@ -140,7 +140,6 @@ def run_command(arguments: argparse.Namespace) -> int:
     if ended.stopped:
         command = f"{text.rerun(run)} --resume {shlex.quote(str(folder.path))}"
         say(f"interrupted by {ended.stopped}; continue with: {command}")
-        )
         return errors.EXIT_INTERRUPTED
     return ended.verdict.exit_code
 
