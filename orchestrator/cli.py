@@ -17,7 +17,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Folder, Run
 from orchestrator.manifest import short
 from orchestrator.merging import merge
-from orchestrator.planning import MAX_SHARDS, Plan
+from orchestrator.planning import MAX_SHARDS, SHARDS, Plan
 from orchestrator.progress import choose_progress
 from orchestrator.reports import text, write_reports
 from orchestrator.running import PRELOAD, Request, default_output, describe, execute, prepare, remember, reopen
@@ -79,7 +79,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-k", dest="keyword", default="", metavar="EXPR", help="words of ids with and, or, not, ( )")
     for name in ("method", "backend", "sweep"):
         parser.add_argument(f"--{name}", action="append", default=[], metavar="NAME", help=f"only this {name}")
-    parser.add_argument("--shards", type=int, default=4, metavar="N", help="shards to cut the plan into (default 4)")
+    parser.add_argument("--shards", type=int, metavar="N", help="shards to plan (default 4; on GPUs one per worker)")
     parser.add_argument("--shard", metavar="I/N", help="run only shard I of N: one of N runners")
     parser.add_argument("--durations", type=Path, metavar="FILE", help="recorded durations to plan with")
 
@@ -111,6 +111,8 @@ def run_command(arguments: argparse.Namespace) -> int:
             lock = folder.lock()
             run, plan = reopen(folder, arguments.tests)
         else:
+            if arguments.shards is None and lanes.kind != "cpu":
+                request.shards = max(SHARDS, len(lanes.devices))
             manifest, plan = prepare(request, lanes.kind)
             run = describe(request, manifest, plan, lanes)
             folder = Folder(arguments.output or default_output())
@@ -214,7 +216,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
             tuple(arguments.ids), arguments.keyword,
             tuple(arguments.method), tuple(arguments.backend), tuple(arguments.sweep), arguments.profile,
         ),
-        shards=arguments.shards, part=part_of(arguments.shard), durations=arguments.durations,
+        shards=arguments.shards or SHARDS, part=part_of(arguments.shard), durations=arguments.durations,
         deadline=options.get("deadline"), repeat=options.get("repeat", 1), confirm=options.get("confirm", 0),
         fresh=options.get("fresh_process", False), require_all=options.get("require_all", False),
         start_limit=options.get("start_limit", 120.0), max_restarts=options.get("max_restarts", 100),

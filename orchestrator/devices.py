@@ -25,7 +25,9 @@ QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader")
 CONTROL = Path("/dev/nvidiactl")
 UUID = re.compile(r"(?:GPU|MIG)-[A-Za-z0-9/-]+")
 LANES = 4
-"""Workers to aim for where the caller names no number."""
+"""Workers on a CPU where the caller names no number."""
+PER_DEVICE, ON_DEVICES, CORES_EACH = 8, 16, 2
+"""Workers on GPUs: at most so many each and in all, and a worker for so many cores."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def choose_lanes(
         return
     with ExitStack() as stack:
         mine = lease(stack, devices, min(workers or len(devices), len(devices)), wait, env)
-        each = per_device or max(1, min(LANES // len(mine), cores // len(mine)))
+        each = per_device or max(1, min(PER_DEVICE, ON_DEVICES // len(mine), cores // CORES_EACH // len(mine)))
         number = workers or each * len(mine)
         lanes = [mine[lane % len(mine)].uuid for lane in range(number)]
         names = sorted({device.name for device in mine})

@@ -15,6 +15,8 @@ from orchestrator.manifest import MAX_BYTES, Planned
 FORMAT = 1
 LOCAL = Path(".attnmatrix/durations.json")
 SEED = Path("results/durations.json")
+OUTLIER = 4.0
+"""A subtest counts as at most so many times the median of its backend and sweep."""
 NEW_SHARE = 0.5
 """Weight of the newest time against the recorded one."""
 
@@ -67,9 +69,11 @@ def estimate(subtests: Sequence[Planned], known: Mapping[str, float]) -> dict[st
     medians = {key: median(values) for key, values in groups.items()}
     out = {}
     for planned in subtests:
-        value = known.get(planned.id)
+        value, usual = known.get(planned.id), medians.get((planned.method, planned.backend, planned.sweep))
+        if value is not None and usual is not None:
+            value = min(value, OUTLIER * usual)  # whoever was first in a process paid for its imports and compilers
         if value is None:
-            value = medians.get((planned.method, planned.backend, planned.sweep), medians.get((planned.sweep,)))
+            value = usual if usual is not None else medians.get((planned.sweep,))
         if value is None:
             value = planned.weight * scale
         out[planned.id] = max(value, 1e-4)

@@ -9,6 +9,7 @@ Run as ``python -m orchestrator.launcher FD``; requests come over the socket wit
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -140,6 +141,8 @@ def preload(names: list[str]) -> list[str]:
         importlib.import_module("orchestrator.worker_plugin")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             sys.modules["pytest"].main(["--version"])
+    gc.collect()
+    gc.freeze()  # or every worker would look through all of it at each collection, and copy its pages
     return loaded
 
 

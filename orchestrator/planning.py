@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from orchestrator.errors import OrchestratorError
 from orchestrator.manifest import Planned
 
+SHARDS = 4
 MODULE_COST = 0.3
 """Seconds to import and collect one more module, as measured on two slow cores."""
+LIBRARY_COST = 2.0
+"""The same on a GPU, where it imports a library of kernels."""
 BLOCKS_PER_SHARD = 16
 MAX_BLOCK = 50
 """Subtests in one order to a worker: it must fit into a socket's buffer."""
@@ -48,8 +51,10 @@ class Plan:
         return sum(block.cost for block in self.shards[shard])
 
 
-def make_plan(subtests: Sequence[Planned], seconds: Mapping[str, float], shards: int) -> Plan:
-    """Spread subtests over shards. ``seconds`` gives the expected time of each id."""
+def make_plan(
+    subtests: Sequence[Planned], seconds: Mapping[str, float], shards: int, opening: float = MODULE_COST
+) -> Plan:
+    """Spread subtests over shards. ``seconds`` gives the expected time of each id, ``opening`` that of a module."""
     if not 1 <= shards <= MAX_SHARDS:
         raise OrchestratorError("O115", f"{shards} shards; from 1 to {MAX_SHARDS} are possible")
     modules: dict[str, list[Planned]] = {}
@@ -63,8 +68,8 @@ def make_plan(subtests: Sequence[Planned], seconds: Mapping[str, float], shards:
     opened: list[set[str]] = [set() for _ in range(shards)]
     loads = [0.0] * shards
     for block in blocks:
-        shard = cheapest(block, loads, opened)
-        loads[shard] += block.cost + (0.0 if block.file in opened[shard] else MODULE_COST)
+        shard = cheapest(block, loads, opened, opening)
+        loads[shard] += block.cost + (0.0 if block.file in opened[shard] else opening)
         opened[shard].add(block.file)
         block.shard = shard
         spread[shard].append(block)
@@ -80,11 +85,11 @@ def make_plan(subtests: Sequence[Planned], seconds: Mapping[str, float], shards:
     return plan
 
 
-def cheapest(block: Block, loads: Sequence[float], opened: Sequence[set[str]]) -> int:
+def cheapest(block: Block, loads: Sequence[float], opened: Sequence[set[str]], opening: float) -> int:
     """The shard that is done first with this block, the opening of its module counted."""
 
     def done(shard: int) -> tuple[float, int]:
-        return loads[shard] + (0.0 if block.file in opened[shard] else MODULE_COST), shard
+        return loads[shard] + (0.0 if block.file in opened[shard] else opening), shard
 
     return min(range(len(loads)), key=done)
 

@@ -35,7 +35,7 @@ class Job:
 
 class Scheduler:
     """Hands out jobs. A lane keeps to its own shard first; when that is empty it helps where nobody is, then where most
-    is left, and takes from the end, where the owner would arrive last."""
+    is left, and takes of a module that it has opened already, or from the end, where the owner would arrive last."""
 
     def __init__(
         self, shards: Sequence[Sequence[Block]], repeat: int, fresh: bool, done: Callable[[str, int], bool]
@@ -44,6 +44,8 @@ class Scheduler:
         self.alone: deque[Job] = deque()
         self.at: dict[int, int] = {}
         """Which shard each lane works on."""
+        self.opened: dict[int, set[str]] = {}
+        """Modules that each lane has worked on."""
         for shard, blocks in enumerate(shards):
             queue: deque[list[Job]] = deque()
             for attempt in range(repeat):
@@ -75,9 +77,15 @@ class Scheduler:
             others = [shard for other, shard in self.at.items() if other != lane]
             home = min(open_shards, key=lambda shard: (others.count(shard), -len(self.shards[shard]), shard))
         self.at[lane] = home
-        queue = self.shards[home]
-        helper = home in (shard for other, shard in self.at.items() if other < lane)
-        return queue.pop() if helper else queue.popleft()
+        queue, opened = self.shards[home], self.opened.setdefault(lane, set())
+        position = 0
+        if home in (shard for other, shard in self.at.items() if other < lane):
+            familiar = (number for number in reversed(range(len(queue))) if queue[number][0].planned.file in opened)
+            position = next(familiar, len(queue) - 1)
+        block = queue[position]
+        del queue[position]
+        opened.add(block[0].planned.file)
+        return block
 
     def take_alone(self, device: str) -> Job | None:
         """The next job that needs its own process and may run on this device."""

@@ -6,6 +6,7 @@ from there, so a supervisor may die at any moment and lose nothing.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from orchestrator import outcomes, processes
+from orchestrator.caches import cache_env
 from orchestrator.crew import START_LIMIT, Crew, Worker
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import EventTail, EventWriter, RecordError
@@ -93,7 +95,9 @@ class Supervisor:
         try:
             log = self.folder.logs / "launcher.log"
             preload = () if self.options.interpreters else self.options.preload
-            env = {"ATTNMATRIX_DEVICE": "cpu" if self.lanes[0] == "cpu" else "cuda"}
+            env = {"ATTNMATRIX_DEVICE": "cpu"}
+            if self.lanes[0] != "cpu":
+                env = {"ATTNMATRIX_DEVICE": "cuda", **cache_env(os.environ)}
             self.crew = Crew(preload, env, log, [self.lock])
             self.loop(self.crew)
         except RecordError as error:

@@ -101,10 +101,10 @@ def test_lanes_alternate_between_devices(smi, monkeypatch):
     smi()
     monkeypatch.setattr(devices, "cpu_count", lambda: 16)
     with choose_lanes(None) as lanes:
-        assert lanes.devices == [gpu.uuid for gpu in GPUS]
+        assert lanes.devices == [gpu.uuid for gpu in GPUS] * 2
         assert lanes.kind == "NVIDIA H200"
     with choose_lanes(None, env={"CUDA_VISIBLE_DEVICES": "1", **os.environ}) as lanes:
-        assert lanes.devices == [GPUS[1].uuid] * 4, "four shards on one device"
+        assert lanes.devices == [GPUS[1].uuid] * 8, "as many as a device takes, two cores each"
     with choose_lanes(None, 2) as lanes:
         assert lanes.devices == [gpu.uuid for gpu in GPUS] * 2
     with choose_lanes(2) as lanes:

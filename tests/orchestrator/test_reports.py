@@ -145,7 +145,7 @@ def test_commands_of_a_run_under_nox_go_through_nox(folder, monkeypatch):
     """The interpreter that the user has outside of nox may lack torch."""
     verdict = verdict_of(folder)
     verdict.run.command, verdict.run.tests = command_of("gpu_matrix"), "generated_tests"
-    assert text.reproduce(verdict, verdict.failures[0]) == "nox -s gpu_matrix -- dense.aa.eager.pass_1"
+    assert text.reproduce(verdict, verdict.failures[0]) == "nox -s gpu_matrix -- dense.aa.decode_cg.pass_1"
     assert command_of("") == command_of("$(reboot)") == "python -m orchestrator run"
 
 
