@@ -16,8 +16,8 @@ from orchestrator.manifest import Planned
 SHARDS = 4
 MODULE_COST = 0.3
 """Seconds to import and collect one more module, as measured on two slow cores."""
-LIBRARY_COST = 2.0
-"""The same on a GPU, where it imports a library of kernels."""
+LIBRARY_COST = 3.0
+"""Seconds until a process can run one more backend on a GPU: it imports a library and loads its kernels."""
 BLOCKS_PER_SHARD = 16
 MAX_BLOCK = 50
 """Subtests in one order to a worker: it must fit into a socket's buffer."""
@@ -51,10 +51,9 @@ class Plan:
         return sum(block.cost for block in self.shards[shard])
 
 
-def make_plan(
-    subtests: Sequence[Planned], seconds: Mapping[str, float], shards: int, opening: float = MODULE_COST
-) -> Plan:
-    """Spread subtests over shards. ``seconds`` gives the expected time of each id, ``opening`` that of a module."""
+def make_plan(subtests: Sequence[Planned], seconds: Mapping[str, float], shards: int, libraries: bool = False) -> Plan:
+    """Spread subtests over shards. ``seconds`` gives the expected time of each id. With ``libraries``, backends are
+    kept together, since a process needs seconds to begin with one."""
     if not 1 <= shards <= MAX_SHARDS:
         raise OrchestratorError("O115", f"{shards} shards; from 1 to {MAX_SHARDS} are possible")
     modules: dict[str, list[Planned]] = {}
@@ -63,16 +62,10 @@ def make_plan(
     total = sum(seconds[planned.id] for planned in subtests)
     limit = total / shards / BLOCKS_PER_SHARD
     blocks = [block for rows in modules.values() for block in cut(rows, seconds, limit)]
-    blocks.sort(key=lambda block: (-block.cost, block.subtests[0].id))
-    spread: list[list[Block]] = [[] for _ in range(shards)]
-    opened: list[set[str]] = [set() for _ in range(shards)]
-    loads = [0.0] * shards
-    for block in blocks:
-        shard = cheapest(block, loads, opened, opening)
-        loads[shard] += block.cost + (0.0 if block.file in opened[shard] else opening)
-        opened[shard].add(block.file)
-        block.shard = shard
-        spread[shard].append(block)
+    spread = cut_in_runs(blocks, shards) if libraries else longest_first(blocks, shards)
+    for shard, placed in enumerate(spread):
+        for block in placed:
+            block.shard = shard
     order = {file: number for number, file in enumerate(modules)}
     place = {planned.id: number for number, planned in enumerate(subtests)}
     for placed in spread:  # in the manifest's order, module by module, so that a worker opens each of them once
@@ -85,13 +78,52 @@ def make_plan(
     return plan
 
 
-def cheapest(block: Block, loads: Sequence[float], opened: Sequence[set[str]], opening: float) -> int:
-    """The shard that is done first with this block, the opening of its module counted."""
+def longest_first(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
+    """Each block to the shard that is done with it first, the opening of its module counted."""
+    spread: list[list[Block]] = [[] for _ in range(shards)]
+    opened: list[set[str]] = [set() for _ in range(shards)]
+    loads = [0.0] * shards
 
-    def done(shard: int) -> tuple[float, int]:
-        return loads[shard] + (0.0 if block.file in opened[shard] else opening), shard
+    def done(shard: int, block: Block) -> float:
+        return loads[shard] + (0.0 if block.file in opened[shard] else MODULE_COST)
 
-    return min(range(len(loads)), key=done)
+    for block in sorted(blocks, key=lambda block: (-block.cost, block.subtests[0].id)):
+        shard = min(range(shards), key=lambda shard: (done(shard, block), shard))
+        loads[shard] = done(shard, block) + block.cost
+        opened[shard].add(block.file)
+        spread[shard].append(block)
+    return spread
+
+
+def cut_in_runs(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
+    """Neighbouring blocks together, in the order of their backends: so few shards open a backend twice. The load that
+    no shard exceeds is as low as it can be."""
+    row = sorted(blocks, key=lambda block: (block.subtests[0].backend, block.file))  # stable: a module stays in order
+    low, high = 0.0, sum(block.cost + LIBRARY_COST for block in row)
+    best = filled(row, high)
+    for _ in range(40):
+        middle = (low + high) / 2
+        tried = filled(row, middle)
+        if len(tried) > shards:
+            low = middle
+        else:
+            best, high = tried, middle
+    return best + [[] for _ in range(shards - len(best))]
+
+
+def filled(row: Sequence[Block], limit: float) -> list[list[Block]]:
+    """Shards filled one after the other up to a load, each with a block at least."""
+    out: list[list[Block]] = []
+    load, backend = limit, ""
+    for block in row:
+        name = block.subtests[0].backend
+        if not out or load + block.cost + (name != backend) * LIBRARY_COST > limit:
+            out.append([])
+            load, backend = 0.0, ""
+        load += block.cost + (name != backend) * LIBRARY_COST
+        backend = name
+        out[-1].append(block)
+    return out
 
 
 def cut(rows: list[Planned], seconds: Mapping[str, float], limit: float) -> list[Block]:

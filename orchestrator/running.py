@@ -19,7 +19,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Folder, Run, bulk
 from orchestrator.ledger import Ledger
 from orchestrator.manifest import Manifest, load_manifest
-from orchestrator.planning import LIBRARY_COST, MODULE_COST, SHARDS, Plan, make_plan
+from orchestrator.planning import SHARDS, Plan, make_plan
 from orchestrator.scheduling import Scheduler
 from orchestrator.selection import Selection, select
 from orchestrator.supervisor import Options, Supervisor, Watch
@@ -74,8 +74,7 @@ def prepare(request: Request, kind: str) -> tuple[Manifest, Plan]:
     shards = request.part[1] if request.part else min(request.shards, len(chosen))
     if shards > len(chosen):
         raise OrchestratorError("O115", f"{shards} shards for {len(chosen)} subtests")
-    opening = MODULE_COST if kind == "cpu" else LIBRARY_COST
-    return manifest, make_plan(chosen, estimate(chosen, recorded(request, kind)), shards, opening)
+    return manifest, make_plan(chosen, estimate(chosen, recorded(request, kind)), shards, libraries=kind != "cpu")
 
 
 def recorded(request: Request, kind: str) -> dict[str, float]:

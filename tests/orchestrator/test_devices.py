@@ -158,7 +158,7 @@ def test_workers_see_one_device_each(smi, bench):
 def test_a_device_on_which_three_unrelated_subtests_break_is_set_aside(smi, bench):
     """The three run again on the other device, and count as flaky: never silently green."""
     smi("0, GPU-bad-1, NVIDIA H200\n1, GPU-good-2, NVIDIA H200\n")
-    ids = [f"dense.b{n}.eager.badgpu_{m}" for n in range(6) for m in range(4)]
+    ids = [f"m{m}.b{n}.eager.badgpu" for n in range(6) for m in range(4)]
     suite = bench(ids, env={"ATTNMATRIX_DEVICE": ""})
     done = suite.run("--workers", "2")
     assert "device GPU-bad-1 set aside: 3 unrelated subtests broke on it" in done.out

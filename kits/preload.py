@@ -1,0 +1,19 @@
+"""Imports what every worker needs, in the process that they are forked from. Touches no device.
+
+Libraries with kernels of their own are left to the workers that need them: some look at the device when imported, and
+some take seconds, which workers spend side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import pkgutil
+
+import kits.runners
+from kits import backends
+from kits.errors import Unavailable
+
+for _module in pkgutil.iter_modules(backends.__path__):
+    with contextlib.suppress(Unavailable):  # the subtests that need it will say so
+        importlib.import_module(f"kits.backends.{_module.name}")

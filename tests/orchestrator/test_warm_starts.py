@@ -1,0 +1,76 @@
+"""What makes the next run quick: caches in one place, imports before the fork, lanes that keep to what they know."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.caches import cache_env
+from orchestrator.durations import OUTLIER, estimate
+from orchestrator.manifest import Planned
+from orchestrator.planning import LIBRARY_COST, Block, make_plan
+from orchestrator.scheduling import Scheduler
+
+ROOT = Path(__file__).parents[2]
+
+
+def planned(number: int, backend: str = "aa") -> Planned:
+    id = f"dense.{backend}.eager.case_{number}"
+    return Planned(id, f"test_dense_{backend}.py", f"test_eager[case_{number}]", "dense", backend, "eager")
+
+
+def test_caches_lie_in_one_place_and_leave_what_the_user_set(tmp_path: Path) -> None:
+    added = cache_env({"ATTNMATRIX_CACHE": str(tmp_path), "TRITON_CACHE_DIR": "/mine"})
+    assert "TRITON_CACHE_DIR" not in added
+    folders = [value for name, value in added.items() if name.endswith(("_DIR", "_PATH", "_BASE"))]
+    assert len(folders) == 5
+    assert all(Path(folder).parent == tmp_path for folder in folders)
+    assert cache_env({})["TRITON_CACHE_DIR"] == str(Path(".attnmatrix/cache/triton").resolve())
+
+
+def test_importing_before_the_fork_touches_no_device_and_starts_no_thread() -> None:
+    code = "import kits.preload, sys, threading, torch; "
+    code += "assert not torch.cuda.is_initialized() and threading.active_count() == 1; "
+    code += "assert {'kits.runners', 'kits.backends.triton', 'kits.backends.flashinfer'} <= set(sys.modules); "
+    code += "assert not {'flashinfer', 'sgl_kernel', 'flash_attn', 'torch._inductor'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "ATTNMATRIX_DEVICE": "cpu"}, check=True)
+
+
+def test_the_first_subtest_of_a_process_does_not_count_for_its_imports() -> None:
+    rows = [planned(number) for number in range(5)]
+    seconds = estimate(rows, {row.id: 9.0 if row is rows[0] else 0.1 for row in rows})
+    assert seconds[rows[0].id] == OUTLIER * 0.1
+    assert seconds[rows[1].id] == 0.1
+
+
+@pytest.mark.parametrize(("count", "shards"), [(32, 4), (32, 8), (1, 8), (200, 8), (3, 1)])
+def test_backends_with_libraries_are_kept_together(count: int, shards: int) -> None:
+    backends = ("aa", "bb", "cc")
+    rows = [planned(number, backend) for backend in backends for number in range(count)]
+    plan = make_plan(rows, {row.id: 0.05 for row in rows}, shards, libraries=True)
+    opened = [{block.subtests[0].backend for block in blocks} for blocks in plan.shards]
+    assert sum(map(len, opened)) <= len(backends) + shards - 1
+    loads = [plan.cost(shard) + LIBRARY_COST * len(opened[shard]) for shard in range(shards)]
+    assert max(loads) <= sum(loads) / shards + LIBRARY_COST + 0.05 * 50
+
+
+def test_a_helper_takes_what_it_knows_first() -> None:
+    files = ["aa", "bb", "aa", "cc"]
+    blocks = [Block(0, f"test_dense_{b}.py", [planned(n, b)], 1.0) for n, b in enumerate(files)]
+    other = [Block(1, "test_dense_aa.py", [planned(9)], 1.0)]
+    scheduler = Scheduler([blocks, other], 1, False, lambda id, attempt: False)
+
+    def take(lane: int) -> str:
+        (job,) = scheduler.take(lane)
+        return job.planned.id.split(".", 1)[1]
+
+    assert take(0) == "aa.eager.case_0"
+    assert take(1) == "aa.eager.case_9"
+    assert take(1) == "aa.eager.case_2", "of another's shard, the module that this lane has opened"
+    assert take(1) == "cc.eager.case_3", "then from its end"
+    assert take(0) == "bb.eager.case_1"
+    assert scheduler.take(0) == []
