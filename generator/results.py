@@ -203,13 +203,21 @@ def run_row(run: ReferenceRun) -> list[str]:
         inline(device),
         inline(host),
         inline(run.profile),
-        inline(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())),
+        inline(", ".join(f"{count} {words(name, count)}" for name, count in counts.items())),
         inline(", ".join(f"{count} {kind}" for kind, count in run.ran.items())),
         f"{run.seconds:g} on {run.workers} worker{'s' * (run.workers != 1)}",
         inline(", ".join(f"{name} {version}" for name, version in run.versions.items())),
         f"`{code(run.commit[:10])}`",
         f"`{code(run.command)}`",
     ]
+
+
+def words(outcome: str, count: int) -> str:
+    """``passed``, ``known failures``."""
+    text = outcome.replace("_", " ")
+    if outcome == "known_failure" and count != 1:
+        return f"{text}s"
+    return f"{text}es" if outcome == "unexpected_pass" and count != 1 else text
 
 
 def place(outcome: str) -> int:

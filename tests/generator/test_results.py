@@ -69,7 +69,7 @@ def test_a_run_becomes_a_file_and_a_row(small: Path, tmp_path: Path) -> None:
     assert kept["versions"]["torch"] == "2.13.0"
     row = next(line for line in (small / "README.md").read_text().splitlines() if line.startswith("| 2026-11-29"))
     for part in (
-        "17 passed, 8 known failure",
+        "17 passed, 8 known failures",
         "25 emulated",
         "12.3 on 2 workers",
         "torch 2.13.0",
