@@ -84,5 +84,9 @@ def _seeded_fault() -> Generator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _settled_garbage() -> None:
-    """Once per module: garbage that still holds freed tensors would hide a dangling pointer later on."""
+    """Once per module: garbage that still holds freed tensors would hide a dangling pointer later on.
+
+    What is left is frozen: it is the libraries, and collections within the module need not look through them again.
+    """
     gc.collect()
+    gc.freeze()

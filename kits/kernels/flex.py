@@ -15,6 +15,9 @@ import torch
 from kits.kernels import _ops, provenance
 from kits.kernels._attend import attend
 
+BLOCK = 128
+"""Queries and keys of a block of the library's mask."""
+
 
 def flex_attention(
     query: torch.Tensor,
@@ -30,6 +33,8 @@ def flex_attention(
     ``mask`` (T, N) bool, True where a query sees a key, None for all: the tensor behind the block mask, read when the
     kernel executes. Hq is a multiple of Hkv (``enable_gqa``). ``softcap``: ``softcap * tanh(score / softcap)`` as
     the score modification, 0 for none. ``scale`` defaults to ``D ** -0.5``.
+
+    On CUDA both lengths are padded to whole blocks with a mask that hides the rest, so that one compilation serves all.
 
     A query that sees nothing gets zeros. Hidden keys are loaded with their block and weighted 0, so a NaN among the
     values of a hidden key reaches the result, as in the compiled kernel. ValueError where shapes do not fit.
@@ -70,7 +75,9 @@ def _emulate(
 def _compiled() -> Any:
     from torch.nn.attention.flex_attention import flex_attention as library
 
-    return torch.compile(library, dynamic=False)
+    # Whole, and as often as it takes: past the limit the uncompiled function would run in its place.
+    torch._dynamo.config.recompile_limit = 64
+    return torch.compile(library, dynamic=False, fullgraph=True)
 
 
 def _native(
@@ -84,13 +91,18 @@ def _native(
     from torch.nn.attention.flex_attention import create_block_mask
 
     provenance.note(provenance.NATIVE)
-    block_mask = None
-    if mask is not None:
+    tokens, keys = query.shape[2], key.shape[2]
+    more_tokens, more_keys = -tokens % BLOCK, -keys % BLOCK
+    if mask is None:
+        mask = torch.ones(tokens, keys, dtype=torch.bool, device=query.device)
+    mask = torch.nn.functional.pad(mask, (0, more_keys, 0, more_tokens))
+    query = torch.nn.functional.pad(query, (0, 0, 0, more_tokens))
+    key, value = (torch.nn.functional.pad(x, (0, 0, 0, more_keys)) for x in (key, value))
 
-        def sees(batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
-            return mask[query_index, key_index]
+    def sees(batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
+        return mask[query_index, key_index]
 
-        block_mask = create_block_mask(sees, None, None, query.shape[2], key.shape[2], device=query.device)
+    block_mask = create_block_mask(sees, None, None, tokens + more_tokens, keys + more_keys, device=query.device)
 
     def cap(score: Any, batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         return softcap * torch.tanh(score / softcap)
@@ -104,7 +116,7 @@ def _native(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    return out.contiguous()
+    return out[:, :, :tokens].contiguous()
 
 
 def _fake(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_rest: object) -> torch.Tensor:
