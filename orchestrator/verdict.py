@@ -121,6 +121,8 @@ def settle(planned: Planned, attempt: Attempt) -> str:
             return outcomes.UNEXPECTED_PASS
         if outcome == outcomes.FAILED and attempt.poisoned and planned.required_exit in (None, "cuda_error"):
             return outcomes.KNOWN_FAILURE
+    if outcome == outcomes.FAILED and attempt.poisoned:
+        return outcomes.CRASHED
     if planned.action is None and outcome in (outcomes.KNOWN_FAILURE, outcomes.SKIPPED_KNOWN):
         return outcomes.FAILED
     if outcome == outcomes.UNAVAILABLE and attempt.kind not in outcomes.UNAVAILABLE_KINDS:
