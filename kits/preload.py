@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import pkgutil
 
-import kits.runners
-from kits import backends
+from kits import backends, runners
 from kits.errors import Unavailable
 
+__all__ = ["backends", "runners"]
+
+if os.environ.get("ATTNMATRIX_DEVICE") == "cpu":  # what fake kernels need, which only the recorder asks
+    importlib.import_module("torch.fx.experimental.symbolic_shapes")
 for _module in pkgutil.iter_modules(backends.__path__):
     with contextlib.suppress(Unavailable):  # the subtests that need it will say so
         importlib.import_module(f"kits.backends.{_module.name}")

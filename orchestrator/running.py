@@ -25,7 +25,7 @@ from orchestrator.selection import Selection, select
 from orchestrator.supervisor import Options, Supervisor, Watch
 from orchestrator.verdict import Verdict, build_verdict, read_ledger, settle
 
-PRELOAD = ("torch", "torch.fx.experimental.symbolic_shapes", "pytest", "kits.runners", "kits.kernels.triton_ops")
+PRELOAD = ("torch", "pytest", "kits.preload")
 """What the launcher imports before it forks, so that no worker pays for it. A module that cannot be had is left out."""
 
 
