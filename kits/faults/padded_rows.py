@@ -166,7 +166,11 @@ def f06(plant: Plant) -> None:
     references=("vllm-project/vllm#43810", "vllm-project/vllm#43869"),
     kind=1,
     axes="a runner that pads with slot -1, a live request on the last page, KV integrity",
-    touches=Touches(runners=GRAPHS, pad_styles=("prod_fill", "null_fill")),
+    touches=Touches(
+        runners=GRAPHS,
+        modes=("DECODE", "DRAFT_EXTEND", "DRAFT_EXTEND_V2"),
+        pad_styles=("prod_fill", "null_fill"),
+    ),
 )
 def f07(plant: Plant) -> None:
     """The cache writer indexes with the slots as they are. The runner pads with -1 here, as vLLM's does, which the

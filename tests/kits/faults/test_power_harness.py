@@ -170,7 +170,8 @@ def test_exit_code() -> None:
     assert cli._exit_code(Report("ci", "0", [caught])) == 0
     assert cli._exit_code(Report("ci", "0", [missed])) == cli.EXIT_SHORT
     assert cli._exit_code(Report("ci", "0", [caught, result(trial(outcome="failed"), facts=CONTROL)])) == cli.EXIT_SHORT
-    assert cli._exit_code(Report("ci", "0", [caught, result(trial(), facts=SPARE)])) == cli.EXIT_SHORT
+    assert cli._exit_code(Report("ci", "0", [caught, result(trial(), facts=SPARE)])) == 0
+    assert cli._exit_code(Report("ci", "0", [caught], weaker={"polite": {"F01": BROKEN}})) == cli.EXIT_BROKEN
     assert cli._exit_code(Report("ci", "0", [caught], red={"some": "failed"})) == cli.EXIT_BROKEN
 
 
