@@ -35,6 +35,8 @@ LENGTHS = ("cache_seqlens_int32", "encoder_lens_int32", "local_seqused_k", "max_
 
 INDEX_LISTS = (("kv_indptr", "kv_indices", "full"), ("window_kv_indptr", "window_kv_indices", "window"))
 PAGE_TABLES = (("page_table", "full"), ("window_page_table", "window"))
+CHECKED = {*OFFSETS, *LENGTHS, *(name for _, name, _ in INDEX_LISTS), *(name for name, _ in PAGE_TABLES)}
+"""Fields that are looked at, and so fetched from the device."""
 
 
 def check_metadata(metadata: dict[str, Any], batch: Batch, live: Sequence[Request]) -> None:
@@ -51,7 +53,11 @@ def check_metadata(metadata: dict[str, Any], batch: Batch, live: Sequence[Reques
 
 
 def _metadata_problems(metadata: dict[str, Any], batch: Batch, live: Sequence[Request]) -> list[str]:
-    tensors = {name: value for name, value in metadata.items() if isinstance(value, torch.Tensor)}
+    tensors = {
+        name: value
+        for name, value in metadata.items()
+        if isinstance(value, torch.Tensor) and name.rpartition(".")[2] in CHECKED
+    }
     mirrored = {name: getattr(batch, name) for name in ("seq_lens", "extend_seq_lens")}
     hosts = _on_host({**tensors, **{("batch", name): v for name, v in mirrored.items() if v is not None}})
     parts: dict[str, dict[str, torch.Tensor]] = {}

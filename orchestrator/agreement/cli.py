@@ -17,6 +17,7 @@ from orchestrator import outcomes, processes
 from orchestrator.agreement import page, verdicts
 from orchestrator.agreement.trials import ENOUGH
 from orchestrator.agreement.verdicts import AGREE, DISAGREE, EMULATION_ONLY, Limit, Pair, Seen, Table
+from orchestrator.caches import cache_env
 from orchestrator.devices import choose_lanes, cpu_count
 from orchestrator.errors import OrchestratorError
 from orchestrator.manifest import load_manifest
@@ -136,7 +137,7 @@ def try_faults(
     print(f"seeded faults on {SIDES[side]}", flush=True)
     with choose_lanes(1, 1, 60.0, env) as lanes:
         if SIDES[side] == "cuda":
-            env["CUDA_VISIBLE_DEVICES"] = lanes.devices[0]
+            env |= {"CUDA_VISIBLE_DEVICES": lanes.devices[0], **cache_env(env)}
         done = subprocess.run(command, env=env, check=False)
     if done.returncode:
         raise OrchestratorError("O503", f"the seeded faults on {SIDES[side]} ended with {done.returncode}")
