@@ -81,6 +81,7 @@ class PagedKernels(Kernels):
             paged_kv_last_page_len_buf=fixed.get("kv_lens"),
             custom_mask_buf=fixed.get("custom_mask") if masked else None,
             mask_indptr_buf=fixed.get("mask_indptr") if masked else None,
+            backend="fa2",  # one kernel for all masks; "auto" takes another without one, and compiles it for minutes
         )
 
     def plan(self, wrapper: Any, lists: SlotLists, mode: str, group: str) -> None:
