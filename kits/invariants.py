@@ -74,6 +74,8 @@ def _metadata_problems(metadata: dict[str, Any], batch: Batch, live: Sequence[Re
         label = f"{part}." if part else ""
         page_size = 1 if part == "tree" else batch.pool.page_size
         problems += [label + problem for problem in _check_part(fields, size, batch, owners, page_size)]
+        queries = hosts.get(("batch", "extend_seq_lens")) if size == batch.batch_size else None
+        problems += [label + problem for problem in _agreement(fields, size, queries)]
     return problems
 
 
@@ -180,6 +182,22 @@ def _lengths(fields: dict[str, torch.Tensor], size: int) -> list[str]:
         values = fields[name].flatten()[:size].tolist()
         if min(values, default=0) < 0:
             problems.append(f"{name} (B={size}): worst value {min(values)} is negative: {values}")
+    return problems
+
+
+def _agreement(fields: dict[str, torch.Tensor], size: int, queries: torch.Tensor | None) -> list[str]:
+    """Offsets and lengths of the same rows say the same; ``queries`` are the batch's own new tokens of each row."""
+    problems = []
+    for name, source, lengths in (
+        ("qo_indptr", "extend_seq_lens", queries),
+        ("cu_seqlens_q", "extend_seq_lens", queries),
+        ("cu_seqlens_k", "cache_seqlens_int32", fields.get("cache_seqlens_int32")),
+    ):
+        if name not in fields or lengths is None:
+            continue
+        values, lens = fields[name][: size + 1].tolist(), lengths.flatten()[:size].tolist()
+        if [stop - start for start, stop in itertools.pairwise(values)] != lens:
+            problems.append(f"{name} (B={size}): {values} are no offsets of rows with {source} {lens}")
     return problems
 
 
