@@ -75,14 +75,23 @@ def bench(session: nox.Session) -> None:
     session.run(matrix_python(session), "-m", "orchestrator.bench", *session.posargs)
 
 
+@nox.session(python=False, default=False, tags=["quality"])
+def campaign(session: nox.Session) -> None:
+    """Kill, stop and corrupt runs of a fake suite, and count what is lost: nothing may be."""
+    session.run(environment(session, "full"), "-m", "orchestrator.campaign", *session.posargs)
+
+
 @nox.session(python=False, tags=["quality"])
 def lint(session: nox.Session) -> None:
-    """Check formatting, lint rules and types; ``nox -s lint -- --fix`` repairs what can be repaired."""
+    """Check formatting, lint rules, types and workflows; ``nox -s lint -- --fix`` repairs what can be repaired."""
     python = environment(session, "light")
     fix = "--fix" in session.posargs
     session.run(python, "-m", "ruff", "check", *(["--fix"] if fix else []), ".")
     session.run(python, "-m", "ruff", "format", *([] if fix else ["--diff"]), ".")
     session.run(python, "-m", "mypy")
+    workflows = sorted(str(path.relative_to(ROOT)) for path in (ROOT / ".github" / "workflows").glob("*.yml"))
+    session.run(python, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    session.run(str(Path(python).with_name("zizmor")), "--offline", "--no-progress", *workflows)
 
 
 def suite_of(session: nox.Session) -> tuple[str, list[str]]:
