@@ -216,7 +216,7 @@ def _host_operands(
 _CUDA_TEXTS = (
     (
         "unless the cpu tensor is pinned",
-        ("host_list", "host_read", "host_tensor_read", "pageable_copy"),
+        ("host_list", "host_read", "host_tensor_read", "pageable_copy", "data_dependent_shape"),
         "pageable_copy",
     ),
     ("on the same device", ("host_tensor_read",), "host_tensor_read"),
