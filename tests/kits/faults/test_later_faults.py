@@ -76,29 +76,13 @@ CAUGHT = {
 }
 """Fault: the subtest that catches it, and by which check."""
 
-UNREACHED = {
-    "F26": "no replay has all its rows at their longest",
-    "F42b": "no decode has groups of another size than there are KV heads",
-    "S03": "no replay has rows with fewer new tokens behind one with more",
-    "S08": "no verify has a row without a prefix",
-}
-"""Faults that wait for an axis: what the matrix does not have yet."""
-
 
 @pytest.fixture(scope="module")
 def subtests() -> dict[str, Subtest]:
     return load_subtests(GENERATED)
 
 
-@pytest.mark.parametrize(
-    "fault_id",
-    [
-        pytest.param(fault_id, marks=[pytest.mark.xfail(reason=UNREACHED[fault_id], strict=False)])
-        if fault_id in UNREACHED
-        else fault_id
-        for fault_id in CAUGHT
-    ],
-)
+@pytest.mark.parametrize("fault_id", CAUGHT)
 def test_fault_is_exercised_and_caught(fault_id: str, subtests: dict[str, Subtest]) -> None:
     subtest_id, checks = CAUGHT[fault_id]
     with planted(fault_id):
