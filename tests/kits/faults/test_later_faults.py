@@ -33,7 +33,7 @@ CAUGHT = {
     "F33": ("swa.triton.verify.eagle_chain", ("compare",)),
     "F34": ("dense.flashinfer.verify.eagle_tree", ("compare",)),
     # dispatch
-    "F35": ("dense.flashinfer.decode_cg.decode3_free.small_real.x1", ("replay_count",)),
+    "F35": ("dense.flashinfer.decode_cg.decode3_free.small_real.x1", ("compare", "replay_count")),
     "F36a": ("swa.fa3.decode_cg.decode3_free.small_real.x1", ("metadata_invariants",)),
     "F36b": ("swa.fa3.decode_cg.decode3_free.small_real.x1", ("metadata_invariants",)),
     "F37": ("dense.fa4.draft_extend_cg.eagle_chain.small_real.x1", ("metadata_invariants",)),
@@ -51,9 +51,9 @@ CAUGHT = {
     "F43": ("dense.fa3.verify.eagle_tree", ("compare",)),
     # steps and speculation
     "F44": ("dense.triton.eagle_draft_extend_cg.eagle_tree", ("kernel_fault",)),
-    "F45": ("dense.fa3.eagle_draft_extend_cg.eagle_chain", VALUES),
+    "F45": ("dense.fa3.eagle_draft_extend_cg.eagle_chain", (*VALUES, "metadata_invariants")),
     "F46": ("dense.flashinfer.eagle_draft_cg.eagle_tree", ("metadata_invariants",)),
-    "F47": ("dense.fa3.eagle_draft_cg.eagle_chain", VALUES),
+    "F47": ("dense.fa3.eagle_draft_cg.eagle_chain", (*VALUES, "metadata_invariants")),
     # order and determinism
     "F48": ("dense.fa3.decode_cg.decode3_free.small_real.x1", ("metadata_invariants",)),
     "F49": ("dense.fa3.decode_cg.decode3_free.small_real.x1", ("neighbour_independence",)),
@@ -66,7 +66,7 @@ CAUGHT = {
     "S06": ("dense.flashinfer.decode_cg.decode3_free.small_real.x1", VALUES),
     "S07": ("swa.flashinfer.eager.decode3", ("compare",)),
     "S08": ("dense.fa3.verify_cg.eagle_tree.prod_fill.x2", VALUES),
-    "S09": ("dense.flashinfer.split_op.ragged3.pcg", VALUES),
+    "S09": ("dense.flashinfer.split_op.ragged3.pcg", (*VALUES, "metadata_invariants")),
     "S10": ("dense.fa3.eager.zero_ragged", ("compare",)),
     "S11": ("dense.trtllm_mha.eager.decode3", ("compare",)),
     "S12": ("mla.flashmla.layouts.lay_dec.interleaved_pages", ("compare",)),
