@@ -10,6 +10,7 @@ import torch
 from kits.graphs import host_tensor
 from kits.pools import KVPool
 from kits.subtest import Speculation
+from kits.transfer import send, upload
 from kits.world import Request
 
 
@@ -77,10 +78,11 @@ class Rows:
 def describe_rows(requests: Sequence[Request], convention: str, speculation: Speculation | None, mode: str) -> Rows:
     """Rows of ``requests``; ``convention`` is ``prefix`` or ``total`` and says what ``seq_lens`` counts."""
     positions: list[int] = []
+    tree = mode == "TARGET_VERIFY" and speculation is not None
+    depths = (tree_rows(speculation).sum(dim=1) - 1).tolist() if tree and speculation else []
     for request in requests:
-        if mode == "TARGET_VERIFY" and speculation is not None:
-            depths = tree_rows(speculation).sum(dim=1) - 1
-            positions += [request.prefix_len + depth for depth in depths.tolist()]
+        if tree:
+            positions += [request.prefix_len + depth for depth in depths]
         else:
             positions += range(request.prefix_len, request.total_len)
     groups = requests[0].slots
@@ -119,12 +121,13 @@ def verify_mask(requests: Sequence[Request], speculation: Speculation) -> torch.
 
 def eager_batch(pool: KVPool, rows: Rows, mode: str, speculation: Speculation | None, *, save_kv: bool = True) -> Batch:
     """A batch of exactly these rows, in tensors of its own."""
-    device = pool.device
-
-    def upload(values: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    extend = None if mode == "DECODE" else upload(rows.extend_seq_lens, torch.int32)
+    device, rows_count = pool.device, len(rows.seq_lens)
+    short = upload([*rows.seq_lens, *rows.extend_seq_lens, *rows.extend_seq_lens], torch.int32, device)
+    seq_lens, extend_seq_lens, of_spec = short.view(3, rows_count).unbind()
+    tokens = [*rows.req_pool_indices, *rows.positions, *(7 + position for position in rows.positions)]
+    req_pool_indices, positions, input_ids = upload(tokens, torch.int64, device).split(
+        [rows_count, len(rows.positions), len(rows.positions)]
+    )
     spec_info = None
     if speculation is not None:
         spec_info = SpecInfo(
@@ -132,8 +135,8 @@ def eager_batch(pool: KVPool, rows: Rows, mode: str, speculation: Speculation | 
             topk=speculation.topk,
             draft_tokens=speculation.draft_tokens,
             steps=speculation.steps,
-            custom_mask=None if rows.custom_mask is None else rows.custom_mask.to(device),
-            extend_seq_lens=upload(rows.extend_seq_lens, torch.int32),
+            custom_mask=None if rows.custom_mask is None else send(rows.custom_mask, device),
+            extend_seq_lens=of_spec,
             extend_seq_lens_cpu=list(rows.extend_seq_lens),
         )
     return Batch(
@@ -141,14 +144,14 @@ def eager_batch(pool: KVPool, rows: Rows, mode: str, speculation: Speculation | 
         pool=pool,
         batch_size=len(rows.seq_lens),
         num_tokens=len(rows.positions),
-        req_pool_indices=upload(rows.req_pool_indices, torch.int64),
-        seq_lens=upload(rows.seq_lens, torch.int32),
+        req_pool_indices=req_pool_indices,
+        seq_lens=seq_lens,
         seq_lens_cpu=host_tensor(rows.seq_lens, torch.int32),
         seq_lens_sum=sum(rows.seq_lens),
-        extend_seq_lens=extend,
+        extend_seq_lens=None if mode == "DECODE" else extend_seq_lens,
         extend_seq_lens_cpu=None if mode == "DECODE" else list(rows.extend_seq_lens),
-        positions=upload(rows.positions, torch.int64),
-        input_ids=upload([7 + position for position in rows.positions], torch.int64),
+        positions=positions,
+        input_ids=input_ids,
         out_cache_loc=dict(rows.out_cache_loc),
         spec_info=spec_info,
         save_kv=save_kv,

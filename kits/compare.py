@@ -33,7 +33,7 @@ def difference(got: torch.Tensor, expected: torch.Tensor, tolerance: Tolerance, 
     """Compare ``(tokens, ...)`` in float32; ``row_lens`` are the tokens of each request, to name the row."""
     if got.shape != expected.shape:
         raise ValueError(f"compared shapes differ: {tuple(got.shape)} and {tuple(expected.shape)}")
-    left, right = torch.stack([got.detach().float(), expected.detach().float()]).cpu()
+    left, right = got.detach().float().cpu(), expected.detach().float().cpu()
     distance = (left - right).abs()
     finite = torch.isfinite(distance)
     distance = torch.where(finite, distance, torch.inf)

@@ -7,7 +7,7 @@ error that names field, batch size, worst value and a slice.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from kits.batches import Batch
 from kits.errors import MetadataError
 from kits.graphs import unobserved
 from kits.pools import KVGroup
+from kits.transfer import fetch
 from kits.world import Request
 
 OFFSETS = (
@@ -59,7 +60,7 @@ def _metadata_problems(metadata: dict[str, Any], batch: Batch, live: Sequence[Re
         if isinstance(value, torch.Tensor) and name.rpartition(".")[2] in CHECKED
     }
     mirrored = {name: getattr(batch, name) for name in ("seq_lens", "extend_seq_lens")}
-    hosts = _on_host({**tensors, **{("batch", name): v for name, v in mirrored.items() if v is not None}})
+    hosts = fetch({**tensors, **{("batch", name): v for name, v in mirrored.items() if v is not None}})
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for name in tensors:
         part, _, field = name.rpartition(".")
@@ -79,20 +80,6 @@ def _metadata_problems(metadata: dict[str, Any], batch: Batch, live: Sequence[Re
     return problems
 
 
-def _on_host(tensors: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-    """The values on the host, by one transfer for each dtype: a transfer costs a GPU more than what it moves."""
-    hosts = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cpu"}
-    by_dtype: dict[torch.dtype, list[Any]] = {}
-    for name, tensor in tensors.items():
-        if name not in hosts:
-            by_dtype.setdefault(tensor.dtype, []).append(name)
-    for names in by_dtype.values():
-        flat = torch.cat([tensors[name].reshape(-1) for name in names]).cpu()
-        for name, part in zip(names, flat.split([tensors[name].numel() for name in names]), strict=True):
-            hosts[name] = part.view(tensors[name].shape)
-    return hosts
-
-
 def check_padding(batch: Batch, live: Sequence[Request], padded: Sequence[Request]) -> None:
     """What the runner left in the rows and tokens behind the live ones must be nobody's but the padding's.
 
@@ -108,7 +95,7 @@ def check_padding(batch: Batch, live: Sequence[Request], padded: Sequence[Reques
 
 def _padding_problems(batch: Batch, live: Sequence[Request], padded: Sequence[Request]) -> list[str]:
     size, problems = batch.batch_size, []
-    hosts = _on_host({"rows": batch.req_pool_indices, "positions": batch.positions, **batch.out_cache_loc})
+    hosts = fetch({"rows": batch.req_pool_indices, "positions": batch.positions, **batch.out_cache_loc})
     rows, positions = hosts["rows"].tolist(), hosts["positions"].tolist()
     indices = [request.index for request in live]
     strangers = set(rows[len(live) :]) - {0, *(request.index for request in padded)}

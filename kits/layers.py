@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kits.subtest import Model
+from kits.transfer import send
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -33,6 +34,8 @@ class Layer:
     k_scale: float
     v_scale: float
     mla: bool
+    host_sinks: torch.Tensor | None = None
+    """The same sinks on the host, for the reference."""
 
 
 def build_layers(model: Model, device: torch.device, generator: torch.Generator) -> tuple[Layer, ...]:
@@ -44,7 +47,7 @@ def build_layers(model: Model, device: torch.device, generator: torch.Generator)
         if kind == "window" and model.window is None:
             raise ValueError(f"layer {index} is a window layer, but the model states no window")
         # Spread like the scores themselves, so that leaving a sink out moves weights by more than rounding does.
-        sinks = (2 * torch.randn(model.q_heads, generator=generator)).to(device) if model.sinks else None
+        sinks = 2 * torch.randn(model.q_heads, generator=generator) if model.sinks else None
         layers.append(
             Layer(
                 index=index,
@@ -56,7 +59,8 @@ def build_layers(model: Model, device: torch.device, generator: torch.Generator)
                 scale=model.scale,
                 window=model.window if kind == "window" else None,
                 softcap=model.softcap,
-                sinks=sinks,
+                sinks=None if sinks is None else send(sinks, device),
+                host_sinks=sinks,
                 k_scale=model.k_scale,
                 v_scale=model.v_scale,
                 mla=model.method == "mla",

@@ -71,21 +71,13 @@ class KVGroup:
         """Copies of the bits of all buffers, guard zones included, and of the request table."""
         return {name: words.clone() for name, words in self._words.items()} | {REQUEST_TABLE: self.req_to_token.clone()}
 
-    def changed_slots(self, before: dict[str, torch.Tensor]) -> dict[str, list[int]]:
-        """Slots of each buffer whose bits differ from ``before``; in a guard zone they are negative or past the end.
+    def differences(self, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Of each buffer and the request table, bool on the device: which rows differ from ``before`` in bits.
 
-        Of the request table it is the changed rows. All buffers are compared before the host asks for the result.
+        A buffer's rows are its slots, with ``GUARD_SLOTS`` of its guard zones before and behind them.
         """
-        differs = [(words != before[name]).any(dim=1) for name, words in self._words.items()]
-        differs.append((self.req_to_token != before[REQUEST_TABLE]).any(dim=1))
-        positions = torch.cat(differs).nonzero().flatten().tolist()
-        changed, start = {}, 0
-        for name, rows in zip((*self._words, REQUEST_TABLE), map(len, differs), strict=True):
-            first = start if name == REQUEST_TABLE else start + GUARD_SLOTS
-            if slots := [position - first for position in positions if start <= position < start + rows]:
-                changed[name] = slots
-            start += rows
-        return changed
+        differ = {name: (words != before[name]).any(dim=1) for name, words in self._words.items()}
+        return {**differ, REQUEST_TABLE: (self.req_to_token != before[REQUEST_TABLE]).any(dim=1)}
 
     def poison(self, slots: torch.Tensor, value: float = float("nan")) -> None:
         """Fill ``slots`` of every layer with ``value``."""

@@ -65,19 +65,23 @@ def forget_buffers() -> None:
     _buffers.clear()
 
 
-def spoiled() -> list[str]:
-    """The living buffers whose guard zones somebody wrote to, described by dtype and shape.
+def intact() -> torch.Tensor:
+    """Whether nobody wrote to a guard zone of a living buffer: a bool on the device, found in one comparison."""
+    living = _living()
+    if not living:
+        return torch.tensor(True)
+    zones = torch.cat([zone for buffer in living for zone in buffer.zones])
+    return (zones == torch.cat([buffer.intact for buffer in living for _ in buffer.zones])).all()
 
-    One comparison for all of them: on a GPU every operation and every question to the device has its price.
-    """
-    living = [buffer for buffer in _buffers if buffer.storage.lock() is not None]
-    if not living or torch.equal(
-        torch.cat([zone for buffer in living for zone in buffer.zones]),
-        torch.cat([buffer.intact for buffer in living for _ in buffer.zones]),
-    ):
-        return []
+
+def spoiled() -> list[str]:
+    """The living buffers whose guard zones somebody wrote to, described by dtype and shape."""
     return [
         f"{str(buffer.dtype).removeprefix('torch.')} buffer of shape {buffer.shape}"
-        for buffer in living
+        for buffer in _living()
         if not all(torch.equal(zone, buffer.intact) for zone in buffer.zones)
     ]
+
+
+def _living() -> list[_Buffer]:
+    return [buffer for buffer in _buffers if buffer.storage.lock() is not None]

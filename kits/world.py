@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -19,6 +20,13 @@ from kits.layouts import assign_slots
 from kits.pools import TAIL_VALUE, KVPool
 from kits.record import phase
 from kits.subtest import Model, Subtest
+from kits.transfer import fetch, send, upload
+
+HOST = torch.device("cpu")
+
+
+Values = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""q, k and v."""
 
 
 @dataclass(eq=False)
@@ -28,6 +36,7 @@ class Request:
     Per layer, ``k`` is ``(prefix_len + extend_len, kv_heads, head_dim)``, ``v`` alike with ``v_head_dim``, and ``q``
     ``(extend_len, q_heads, head_dim)``; all in the model's dtype, on the device. ``slots[group]`` is int64, the slot of
     each position, and ``slot_ids[group]`` the same on the host; ``index`` is the request's row in ``req_to_token``.
+    ``on_host`` holds q, k and v of each layer once more, for the reference.
     """
 
     index: int
@@ -39,6 +48,7 @@ class Request:
     q: list[torch.Tensor] = field(repr=False)
     k: list[torch.Tensor] = field(repr=False)
     v: list[torch.Tensor] = field(repr=False)
+    on_host: list[Values] = field(repr=False)
 
     @property
     def total_len(self) -> int:
@@ -51,7 +61,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Projections:
-    """``nn.Linear`` weights of a model with a hidden state; all in the model's dtype but ``output`` (float32)."""
+    """``nn.Linear`` weights of a model with a hidden state, in its dtype on the device; ``output`` is float32 and
+    on the host, where outputs are compared."""
 
     q: list[torch.nn.Linear]
     k: list[torch.nn.Linear]
@@ -94,19 +105,19 @@ class World:
         model, hidden = self.model, self.model.hidden
         assert hidden is not None
 
-        def linear(inputs: int, outputs: int, dtype: torch.dtype) -> torch.nn.Linear:
+        def linear(inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) -> torch.nn.Linear:
             made = torch.nn.Linear(inputs, outputs, bias=False)
             bound = inputs**-0.5
             with torch.no_grad():
                 made.weight.copy_((torch.rand(made.weight.shape, generator=self.generator) * 2 - 1) * bound)
-            return made.to(self.device, dtype).requires_grad_(False)
+            return made.to(device, dtype).requires_grad_(False)
 
         count = range(len(self.layers))
         return Projections(
-            q=[linear(hidden, model.q_heads * model.head_dim, self.dtype) for _ in count],
-            k=[linear(hidden, model.kv_heads * model.head_dim, self.dtype) for _ in count],
-            v=[linear(hidden, model.kv_heads * model.v_head_dim, self.dtype) for _ in count],
-            output=[linear(model.q_heads * model.v_head_dim, hidden, torch.float32) for _ in count],
+            q=[linear(hidden, model.q_heads * model.head_dim, self.dtype, self.device) for _ in count],
+            k=[linear(hidden, model.kv_heads * model.head_dim, self.dtype, self.device) for _ in count],
+            v=[linear(hidden, model.kv_heads * model.v_head_dim, self.dtype, self.device) for _ in count],
+            output=[linear(model.q_heads * model.v_head_dim, hidden, torch.float32, HOST) for _ in count],
         )
 
     def _add_bystander(self) -> Request:
@@ -125,6 +136,8 @@ class World:
 
     def add_requests(self, lens: Sequence[tuple[int, int]]) -> list[Request]:
         """New requests of ``lens = [(prefix, extend), ...]``, laid out together, their history written to the pool."""
+        if not lens:
+            return []
         slots, pages = {}, {}
         for name in self.pool.groups:
             slots[name], pages[name] = assign_slots(self.layout, lens, self._free_pages[name], self.page_size, self.rng)
@@ -139,7 +152,7 @@ class World:
             if total > self.max_len:
                 raise ValueError(f"a request of {total} tokens exceeds the fixture's max_len {self.max_len}")
         with unobserved():
-            drawn = self._draw([(prefix + extend, extend) for prefix, extend in lens])
+            drawn, on_host = self._draw([(prefix + extend, extend) for prefix, extend in lens])
             # In no order: a value cached under a row's index meets the row's next owner as well as rows nobody owns.
             rows = [self._free_rows.pop(self.rng.randrange(len(self._free_rows))) for _ in lens]
             on_device = {name: self._fill_table(name, rows, of_group) for name, of_group in slots.items()}
@@ -154,6 +167,7 @@ class World:
                     q=[values[0] for values in drawn[row]],
                     k=[values[1] for values in drawn[row]],
                     v=[values[2] for values in drawn[row]],
+                    on_host=on_host[row],
                 )
                 for row, (prefix, extend) in enumerate(lens)
             ]
@@ -168,12 +182,13 @@ class World:
             [row for row, length in zip(rows, lens, strict=True) for _ in range(length)],
             [position for length in lens for position in range(length)],
         ]
-        values, at_rows, at_positions = torch.tensor(flat, dtype=torch.int64, device=self.device)
+        values, at_rows, at_positions = upload(flat, torch.int64, self.device)
         self.pool.groups[group].req_to_token.index_put_((at_rows, at_positions), values.int())
         return list(values.split(lens))
 
-    def _draw(self, lens: Sequence[tuple[int, int]]) -> list[list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
-        """Per request of ``(total, extend)`` tokens, per layer: q of the last ``extend`` of them, k and v of all.
+    def _draw(self, lens: Sequence[tuple[int, int]]) -> tuple[list[list[Values]], list[list[Values]]]:
+        """Per request of ``(total, extend)`` tokens, per layer: q of the last ``extend`` of them, k and v of all; on
+        the device, and once more on the host.
 
         Zero-mean, unit-variance values in the model's dtype; with projections, those of such hidden states.
         """
@@ -192,27 +207,37 @@ class World:
                 ]
             )
         ]
-        values = iter(self._randn(shapes))
-        drawn = []
-        for total, extend in lens:
-            of_request = []
-            for layer in self.layers:
-                if linear is None:
-                    q, k, v = next(values), next(values), next(values)
-                else:
-                    hidden = next(values)
-                    q = linear.q[layer.index](hidden[total - extend :]).view(extend, model.q_heads, model.head_dim)
-                    k = linear.k[layer.index](hidden).view(total, model.kv_heads, model.head_dim)
-                    v = linear.v[layer.index](hidden).view(total, model.kv_heads, model.v_head_dim)
-                of_request.append((q, k, k[..., : model.v_head_dim] if layer.mla else v))
-            drawn.append(of_request)
-        return drawn
+        on_host, on_device = self._randn(shapes)
+        if linear is not None:
+            on_device = [
+                projected
+                for (total, extend), of_request in zip(lens, grouped(on_device, len(self.layers)), strict=True)
+                for layer, hidden in zip(self.layers, of_request, strict=True)
+                for projected in (
+                    linear.q[layer.index](hidden[total - extend :]).view(extend, model.q_heads, model.head_dim),
+                    linear.k[layer.index](hidden).view(total, model.kv_heads, model.head_dim),
+                    linear.v[layer.index](hidden).view(total, model.kv_heads, model.v_head_dim),
+                )
+            ]
+            fetched = fetch(dict(enumerate(on_device)))
+            on_host = [fetched[number] for number in range(len(on_device))]
+        return self._by_request(on_device), self._by_request(on_host)
 
-    def _randn(self, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-        """Drawn one by one on the host, in the model's dtype on the device."""
-        flat = torch.cat([torch.randn(shape, generator=self.generator).view(-1) for shape in shapes])
-        parts = flat.to(self.dtype).to(self.device).split([math.prod(shape) for shape in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    def _by_request(self, flat: Sequence[torch.Tensor]) -> list[list[Values]]:
+        """q, k and v of each layer of each request; in latent attention v is a view of k."""
+        return [
+            [(q, k, k[..., : self.model.v_head_dim] if self.model.method == "mla" else v) for q, k, v in of_request]
+            for of_request in grouped(grouped(flat, 3), len(self.layers))
+        ]
+
+    def _randn(self, shapes: Sequence[tuple[int, ...]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Drawn one by one on the host, in the model's dtype; there, and on the device."""
+        flat = torch.cat([torch.randn(shape, generator=self.generator).view(-1) for shape in shapes]).to(self.dtype)
+        host, device = (
+            [part.view(shape) for part, shape in zip(x.split(list(map(math.prod, shapes))), shapes, strict=True)]
+            for x in (flat, send(flat, self.device))
+        )
+        return host, device
 
     def _store_history(self, requests: Sequence[Request]) -> None:
         for name in self.pool.groups:
@@ -232,9 +257,8 @@ class World:
             self._fill_pages(group, pages, TAIL_VALUE)
 
     def _fill_pages(self, group: str, pages: Sequence[int], value: float) -> None:
-        first = torch.tensor(pages, dtype=torch.int64)[:, None] * self.page_size
-        slots = (first + torch.arange(self.page_size)).flatten().to(self.device)
-        self.pool.groups[group].poison(slots, value)
+        slots = [page * self.page_size + offset for page in pages for offset in range(self.page_size)]
+        self.pool.groups[group].poison(upload(slots, torch.int64, self.device), value)
 
     def accept_first_tokens(self, requests: Sequence[Request], *, cached: bool) -> None:
         """Go on with live requests, as an engine does after a step: the first new token of each joins its prefix, and
@@ -249,12 +273,15 @@ class World:
                 for name in self.pool.groups:
                     request.slot_ids[name] = [*request.slot_ids[name], self._next_slot(request, name)]
                     (request.slots[name],) = self._fill_table(name, [request.index], [request.slot_ids[name]])
-                (fresh,) = self._draw([(request.extend_len, request.extend_len)])
+                (fresh,), (on_host,) = self._draw([(request.extend_len, request.extend_len)])
                 for layer in self.layers:
                     index, kept = layer.index, slice(0, request.prefix_len)
                     request.q[index] = fresh[index][0]
                     request.k[index] = torch.cat([request.k[index][kept], fresh[index][1]])
                     request.v[index] = torch.cat([request.v[index][kept], fresh[index][2]])
+                    _, k, v = request.on_host[index]
+                    new_q, new_k, new_v = on_host[index]
+                    request.on_host[index] = new_q, torch.cat([k[kept], new_k]), torch.cat([v[kept], new_v])
                     if not cached:
                         last = slice(request.prefix_len - 1, request.prefix_len)
                         slot = request.slots[layer.group][last]
@@ -290,13 +317,18 @@ class World:
         if not requests:
             return
         with phase("fixture"), unobserved():
-            rows = torch.tensor([request.index for request in requests], dtype=torch.int64, device=self.device)
+            rows = upload([request.index for request in requests], torch.int64, self.device)
             for name, group in self.pool.groups.items():
                 pages = [page for request in requests for page in request.pages[name]]
                 self._fill_pages(name, pages, float("nan"))
                 group.req_to_token.index_fill_(0, rows, group.stray_slot)
                 self._free_pages[name].extend(pages)
             self._free_rows.extend(request.index for request in requests)
+
+
+def grouped(values: Sequence[Any], count: int) -> list[Sequence[Any]]:
+    """``count`` neighbours at a time."""
+    return [values[start : start + count] for start in range(0, len(values), count)]
 
 
 def inputs_of(requests: Sequence[Request], layer: int) -> dict[str, torch.Tensor]:

@@ -242,7 +242,8 @@ class FlashInferBackend(Backend):
             kv_lens = totals
             if group_name == "window" and batch.mode == "DECODE":
                 kv_lens = torch.clamp(totals, max=self.geometry.model.window)
-            slots = gather_slots(group, batch, (totals - kv_lens).tolist(), totals.tolist())
+            starts, ends = torch.stack([totals - kv_lens, totals]).tolist()
+            slots = gather_slots(group, batch, starts, ends)
         query_lens = torch.ones_like(kv_lens) if extend_lens is None else extend_lens
         verify = batch.mode == "TARGET_VERIFY" and batch.spec_info is not None
         return SlotLists(

@@ -54,9 +54,9 @@ class TritonBackend(PersistentBackend):
             values["qo_indptr"] = indptr(batch.extend_seq_lens)
         for name, group in self.pool.groups.items():
             visible = cached if name == "full" else self._window_lens(cached, batch)
-            starts = (cached - visible).tolist()
+            starts, ends = torch.stack([cached - visible, cached]).tolist()
             values[f"kv_indptr.{name}"] = indptr(visible)
-            values[f"kv_indices.{name}"] = gather_slots(group, batch, starts, cached.tolist())
+            values[f"kv_indices.{name}"] = gather_slots(group, batch, starts, ends)
             if batch.mode == "TARGET_VERIFY":
                 assert batch.spec_info is not None
                 draft = batch.spec_info.draft_tokens

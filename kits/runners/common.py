@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -14,10 +14,11 @@ from kits.errors import InputError, KitError, KVIntegrityError, MismatchError
 from kits.graphs import unobserved
 from kits.invariants import check_metadata
 from kits.layers import Layer
-from kits.pools import REQUEST_TABLE
+from kits.pools import GUARD_SLOTS, REQUEST_TABLE
 from kits.record import Record
-from kits.scratch import spoiled
+from kits.scratch import intact, spoiled
 from kits.subtest import Speculation, Subtest
+from kits.transfer import fetch
 from kits.world import Request, World, inputs_of
 
 RESERVED_SLOTS = 1
@@ -90,7 +91,8 @@ class SubtestRun:
     def expected(
         self, requests: Sequence[Request], layer: Layer, mode: str, speculation: Speculation | None
     ) -> torch.Tensor:
-        """The reference's answer for the new tokens of ``requests``: float32 ``(tokens, q_heads, v_head_dim)``."""
+        """The reference's answer for the new tokens of ``requests``: float32 ``(tokens, q_heads, v_head_dim)``, worked
+        out on the host: another machine's arithmetic, and no wait."""
         rows = []
         for request in requests:
             prefix, window = request.prefix_len, layer.window
@@ -104,13 +106,11 @@ class SubtestRun:
                 allowed = reference.causal_mask(prefix, request.extend_len, window)
             rows.append(
                 reference.attention(
-                    request.q[layer.index],
-                    request.k[layer.index],
-                    request.v[layer.index],
-                    allowed.to(self.device),
+                    *request.on_host[layer.index],
+                    allowed,
                     scale=layer.scale,
                     softcap=layer.softcap,
-                    sinks=layer.sinks,
+                    sinks=layer.host_sinks,
                 )
             )
         return torch.cat(rows)
@@ -156,49 +156,60 @@ class SubtestRun:
         The write set comes from the requests, not from the batch: a stale ``out_cache_loc`` must not excuse itself.
         """
         with self.notes.phase("integrity"), unobserved():
-            self._check_write_set(before, (*requests, *padded) if writes else (), what)
-            for buffer in spoiled():
-                raise KVIntegrityError(f"{what}: something wrote past the end of the {buffer}")
-            if writes:
-                self._check_own_writes(requests, what)
+            changed = {
+                (name, buffer): rows
+                for name, group in self.world.pool.groups.items()
+                for buffer, rows in group.differences(before[name]).items()
+            }
+            own = self._own_writes(requests) if writes else {}
+            held = {
+                label: (bits(stored) == bits(wanted)).flatten(1).all(dim=1) for label, (stored, wanted) in own.items()
+            }
+            found = fetch({**changed, **held, "zones": intact()})  # one question about everything
+            self._check_write_set({key: found[key] for key in changed}, (*requests, *padded) if writes else (), what)
+            if not bool(found["zones"]):
+                raise KVIntegrityError(f"{what}: something wrote past the end of the {spoiled()[0]}")
+            for label, (stored, wanted) in own.items():
+                if bool(found[label].all()):
+                    continue
+                close = torch.isclose(stored.float(), wanted.float(), atol=1e-2, rtol=2e-2, equal_nan=True)
+                for row, of_row in enumerate(close.split([request.extend_len for request in requests])):
+                    if not bool(of_row.all()):
+                        raise KVIntegrityError(
+                            f"{what}: row {row}, {label}: the write slots do not hold the new tokens"
+                        )
 
     def _check_write_set(
-        self, before: dict[str, dict[str, torch.Tensor]], writers: Sequence[Request], what: str
+        self, changed: Mapping[tuple[str, str], torch.Tensor], writers: Sequence[Request], what: str
     ) -> None:
-        for name, group in self.world.pool.groups.items():
-            allowed = set(range(RESERVED_SLOTS))
-            for request in writers:
-                allowed.update(request.new_slot_ids(name))
-            changed = group.changed_slots(before[name])
-            if changed.pop(REQUEST_TABLE, None):
-                raise KVIntegrityError(f"{what}: req_to_token of KV group {name} was written to")
-            for buffer, slots in changed.items():
-                foreign = [slot for slot in slots if slot not in allowed]
-                if foreign:
-                    raise KVIntegrityError(
-                        f"{what}: {buffer} of KV group {name} changed in {len(foreign)} slot(s) outside the batch's "
-                        f"write set, first {self._owner_of(name, foreign[0])}"
-                    )
+        allowed = {
+            name: {*range(RESERVED_SLOTS), *(slot for request in writers for slot in request.new_slot_ids(name))}
+            for name in self.world.pool.groups
+        }
+        for (name, buffer), rows in changed.items():
+            if buffer == REQUEST_TABLE:
+                if bool(rows.any()):
+                    raise KVIntegrityError(f"{what}: req_to_token of KV group {name} was written to")
+                continue
+            slots = [slot - GUARD_SLOTS for slot in rows.nonzero().flatten().tolist()]
+            foreign = [slot for slot in slots if slot not in allowed[name]]
+            if foreign:
+                raise KVIntegrityError(
+                    f"{what}: {buffer} of KV group {name} changed in {len(foreign)} slot(s) outside the batch's "
+                    f"write set, first {self._owner_of(name, foreign[0])}"
+                )
 
-    def _check_own_writes(self, requests: Sequence[Request], what: str) -> None:
-        """The host asks once whether all is as it was given, bit for bit, and looks closer only where it is not: the
-        cache may hold scaled values."""
-        same, close = [], {}
+    def _own_writes(self, requests: Sequence[Request]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Per layer, for k and v: what the write slots hold, and what they are to hold. Scaled values are scaled back,
+        and hold what rounding left of them."""
+        writes = {}
         for layer in self.world.layers:
             group, new = self.world.pool.groups[layer.group], inputs_of(requests, layer.index)
             slots = torch.cat([request.slots[layer.group][request.prefix_len :] for request in requests])
             for label, buffer, scale in (("k", group.k, layer.k_scale), ("v", group.v, layer.v_scale)):
-                stored, wanted = buffer[layer.index][slots], new[label]
-                if scale == 1.0:
-                    same.append((bits(stored) == bits(wanted)).all())
-                close[f"{label} of layer {layer.index}"] = stored, wanted, scale
-        if len(same) == len(close) and bool(torch.stack(same).all()):
-            return
-        for label, (stored, wanted, scale) in close.items():
-            held = torch.isclose(stored.float() * scale, wanted.float(), atol=1e-2, rtol=2e-2, equal_nan=True)
-            for row, of_row in enumerate(held.split([request.extend_len for request in requests])):
-                if not bool(of_row.all()):
-                    raise KVIntegrityError(f"{what}: row {row}, {label}: the write slots do not hold the new tokens")
+                stored = buffer[layer.index][slots]
+                writes[f"{label} of layer {layer.index}"] = stored if scale == 1.0 else stored * scale, new[label]
+        return writes
 
     def _owner_of(self, group_name: str, slot: int) -> str:
         group = self.world.pool.groups[group_name]
@@ -227,9 +238,11 @@ class SubtestRun:
     ) -> None:
         """As ``compare``, with given expected values per layer."""
         with self.notes.phase("compare"), unobserved():
-            for layer, out, right in zip(self.world.layers, outputs, wanted, strict=True):
+            hosts = fetch(dict(enumerate([*outputs, *wanted])))
+            for layer in self.world.layers:
                 label = f"{what}, layer {layer.index} ({layer.group})"
-                left, right = self._project(layer, out), self._project(layer, right)
+                left = self._project(layer, hosts[layer.index])
+                right = self._project(layer, hosts[len(outputs) + layer.index])
                 found = difference(left, right, self.subtest.tolerance, row_lens)
                 self.notes.note_difference(found.margin, found.max_abs)
                 try:

@@ -17,6 +17,7 @@ from kits.padding import scratch_row
 from kits.record import phase
 from kits.scratch import scratch
 from kits.subtest import Speculation
+from kits.transfer import send, upload
 from kits.world import Request, World, inputs_of
 
 
@@ -166,13 +167,13 @@ class GraphRunner:
             "positions": rows.positions,
             "input_ids": [7 + position for position in rows.positions],
         }
-        flat = torch.tensor(list(itertools.chain(*values.values())), dtype=torch.int64, device=device)
+        flat = upload(list(itertools.chain(*values.values())), torch.int64, device)
         for name, part in zip(values, flat.split(list(map(len, values.values()))), strict=True):
             buffers[name][: len(part)] = part
         for name, slots in rows.out_cache_loc.items():
             buffers[f"out_cache_loc.{name}"][:tokens] = slots
         if rows.custom_mask is not None:
-            buffers["custom_mask"][: len(rows.custom_mask)] = rows.custom_mask.to(device)
+            buffers["custom_mask"][: len(rows.custom_mask)] = send(rows.custom_mask, device)
 
     def _fill_tail(self, batch: Batch, rows: int, tokens: int) -> None:
         """Fill the rows from ``rows`` on in the runner's style, and the tokens from ``tokens`` on.
@@ -193,12 +194,14 @@ class GraphRunner:
             buffers[f"out_cache_loc.{name}"][tokens:end] = slot
 
     def _refresh_host_mirrors(self, batch: Batch) -> None:
-        batch.seq_lens_cpu.copy_(batch.seq_lens)
+        extend_seq_lens = self.buffers["extend_seq_lens"][: batch.batch_size]
+        seq_lens, extend = torch.stack([batch.seq_lens, extend_seq_lens]).cpu()
+        batch.seq_lens_cpu.copy_(seq_lens)
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         if batch.extend_seq_lens is not None:
-            batch.extend_seq_lens_cpu = batch.extend_seq_lens.tolist()
+            batch.extend_seq_lens_cpu = extend.tolist()
         if batch.spec_info is not None:
-            batch.spec_info.extend_seq_lens_cpu = self.buffers["extend_seq_lens"][: batch.batch_size].tolist()
+            batch.spec_info.extend_seq_lens_cpu = extend.tolist()
 
     def _load_values(self, batch: Batch, requests: Sequence[Request]) -> None:
         """q, k and v of the live rows; NaN in those of padded rows and in what the graph must write."""

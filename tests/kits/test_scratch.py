@@ -22,11 +22,13 @@ def test_a_write_past_either_end_is_seen(dtype):
     quiet.zero_()
     buffer.zero_()
     assert scratch.spoiled() == []
+    assert scratch.intact()
     whole = torch.empty(0, dtype=dtype).set_(buffer.untyped_storage(), 0, (12 + 2 * scratch.GUARD,), (1,))
     for position in (0, scratch.GUARD - 1, scratch.GUARD + 12, -1):
         before = whole[position].clone()
         whole[position] = 0
         assert scratch.spoiled() == [f"{str(dtype).removeprefix('torch.')} buffer of shape (3, 4)"]
+        assert not scratch.intact()
         whole[position] = before
     assert scratch.spoiled() == []
 
@@ -46,3 +48,4 @@ def test_buffers_are_remembered_weakly():
     assert scratch.spoiled() == ["float32 buffer of shape (2,)"]
     scratch.forget_buffers()
     assert scratch.spoiled() == []
+    assert scratch.intact()
