@@ -17,7 +17,9 @@ SHARDS = 4
 MODULE_COST = 0.3
 """Seconds to import and collect one more module, as measured on two slow cores."""
 LIBRARY_COST = 3.0
-"""Seconds until a process can run one more backend on a GPU: it imports a library and loads its kernels."""
+LIBRARY_COSTS = {"flex_attention": 9.0, "fa4": 4.0, "flashinfer": 4.0, "trtllm_mha": 4.0}
+"""Seconds until a process can run one more backend on a GPU: it imports a library and loads its kernels. Measured on an
+H200 with warm caches."""
 BLOCKS_PER_SHARD = 16
 MAX_BLOCK = 50
 """Subtests in one order to a worker: it must fit into a socket's buffer."""
@@ -99,7 +101,7 @@ def cut_in_runs(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
     """Neighbouring blocks together, in the order of their backends: so few shards open a backend twice. The load that
     no shard exceeds is as low as it can be."""
     row = sorted(blocks, key=lambda block: (block.subtests[0].backend, block.file))  # stable: a module stays in order
-    low, high = 0.0, sum(block.cost + LIBRARY_COST for block in row)
+    low, high = 0.0, sum(block.cost + opening(block) for block in row)
     best = filled(row, high)
     for _ in range(40):
         middle = (low + high) / 2
@@ -111,16 +113,20 @@ def cut_in_runs(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
     return best + [[] for _ in range(shards - len(best))]
 
 
+def opening(block: Block) -> float:
+    return LIBRARY_COSTS.get(block.subtests[0].backend, LIBRARY_COST)
+
+
 def filled(row: Sequence[Block], limit: float) -> list[list[Block]]:
     """Shards filled one after the other up to a load, each with a block at least."""
     out: list[list[Block]] = []
     load, backend = limit, ""
     for block in row:
         name = block.subtests[0].backend
-        if not out or load + block.cost + (name != backend) * LIBRARY_COST > limit:
+        if not out or load + block.cost + (name != backend) * opening(block) > limit:
             out.append([])
             load, backend = 0.0, ""
-        load += block.cost + (name != backend) * LIBRARY_COST
+        load += block.cost + (name != backend) * opening(block)
         backend = name
         out[-1].append(block)
     return out

@@ -25,7 +25,7 @@ from orchestrator.selection import Selection, select
 from orchestrator.supervisor import Options, Supervisor, Watch
 from orchestrator.verdict import Verdict, build_verdict, read_ledger, settle
 
-PRELOAD = ("torch", "pytest", "kits.preload")
+PRELOAD = ("kits.preload", "torch", "pytest")
 """What the launcher imports before it forks, so that no worker pays for it. A module that cannot be had is left out."""
 
 
