@@ -38,7 +38,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, metavar="DIR", help="default .attnmatrix/agreement/<time>")
     for side in SIDES:
         parser.add_argument(f"--{side}", type=Path, metavar="DIR", help=f"a finished run on {side}, not to be repeated")
+        parser.add_argument(
+            f"--{side}-faults", type=Path, metavar="FILE", help=f"faults-{side}.json of an earlier call"
+        )
     parser.add_argument("--no-faults", action="store_true", help="compare the subtests only")
+    parser.add_argument("--only", choices=SIDES, help="run one side and compare nothing: the other is another host's")
     parser.add_argument("--workers", type=int, metavar="N", help="processes on the CPU (default: one per core)")
     parser.add_argument("--fault-workers", type=int, default=8, metavar="N", help="processes with faults on the GPU")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds for a subtest with a fault")
@@ -49,8 +53,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """0: the sides agree, but for stated limits; 1: they do not; 10 and up: the runs did not take place."""
     arguments = build_parser().parse_args(argv)
+    output: Path = arguments.output or Path(".attnmatrix/agreement") / time.strftime("%Y%m%d-%H%M%S")
     try:
-        table = agreement(arguments)
+        output.mkdir(parents=True, exist_ok=True)
+        if arguments.only is not None:
+            run_one_side(arguments, output)
+            return 0
+        table = agreement(arguments, output)
     except OrchestratorError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -64,9 +73,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return table.exit_code
 
 
-def agreement(arguments: argparse.Namespace) -> Table:
-    output = arguments.output or Path(".attnmatrix/agreement") / time.strftime("%Y%m%d-%H%M%S")
-    output.mkdir(parents=True, exist_ok=True)
+def run_one_side(arguments: argparse.Namespace, output: Path) -> None:
+    """Leave in ``output`` what the other host's call takes: a run folder, and the trials of the seeded faults.
+
+    The recorder tries every fault until it is caught; CUDA tries what the recorder's file says.
+    """
+    side, workers = arguments.only, arguments.workers or cpu_count()
+    folder = run_side(arguments.tests, output / side, SIDES[side], workers)
+    if arguments.no_faults:
+        return
+    green = [id for id, seen in verdicts.read_results(folder)[0].items() if seen.outcome == outcomes.PASSED]
+    if side == "recorder":
+        try_faults(arguments, output, side, green, None, workers)
+        return
+    if arguments.recorder_faults is None:
+        raise OrchestratorError("O508", "--only cuda needs --recorder-faults FILE: it tries the same", "or --no-faults")
+    try_faults(arguments, output, side, green, chosen(read_trials(arguments.recorder_faults)), arguments.fault_workers)
+
+
+def agreement(arguments: argparse.Namespace, output: Path) -> Table:
     workers = arguments.workers or cpu_count()
     manifest, limits = load_manifest(arguments.tests), verdicts.read_limits(arguments.limits)
     found, runs = {}, {}
@@ -80,7 +105,7 @@ def agreement(arguments: argparse.Namespace) -> Table:
     ids = [planned.id for planned in manifest.subtests]
     table = Table(verdicts.compare_subtests(ids, found["recorder"], found["cuda"], limits))
     table.device = str(runs["cuda"].get("device_kind", ""))
-    table.versions = installed()
+    table.versions = installed() if arguments.cuda is None else {}
     if not arguments.no_faults:
         usable = [pair.id for pair in table.subtests if pair.status == AGREE and passes(pair)]
         table.faults = compare_faults(*run_faults(arguments, output, usable, workers), limits)
@@ -111,12 +136,34 @@ Trials = dict[str, dict[str, Any]]
 
 def run_faults(arguments: argparse.Namespace, output: Path, ids: list[str], workers: int) -> tuple[Trials, Trials]:
     """Every fault on the recorder until it is caught, then the same subtests on CUDA."""
-    recorder = try_faults(arguments, output, "recorder", ids, None, workers)
-    for fault in recorder.values():
-        trials = fault["trials"]
-        fault["trials"] = ([trial for trial in trials if trial["exercised"]] or trials)[-ENOUGH:]
-    same = {name: [trial["id"] for trial in fault["trials"]] for name, fault in recorder.items()}
+    if arguments.recorder_faults is not None:
+        recorder = read_trials(arguments.recorder_faults)
+    else:
+        recorder = try_faults(arguments, output, "recorder", ids, None, workers)
+    same = chosen(recorder)
+    for name, fault in recorder.items():
+        fault["trials"] = [trial for trial in fault["trials"] if trial["id"] in same[name]]
+    if arguments.cuda_faults is not None:
+        return recorder, read_trials(arguments.cuda_faults)
     return recorder, try_faults(arguments, output, "cuda", ids, same, arguments.fault_workers)
+
+
+def chosen(recorder: Trials) -> dict[str, list[str]]:
+    """Of each fault the subtests to compare: the one that caught it, and the last before it in which it did a thing."""
+    same = {}
+    for name, fault in recorder.items():
+        exercised = [trial["id"] for trial in fault["trials"] if trial["exercised"] or trial["killed"]]
+        same[name] = (exercised or [trial["id"] for trial in fault["trials"]])[-ENOUGH:]
+    return same
+
+
+def read_trials(path: Path) -> Trials:
+    """Trials that another call wrote."""
+    try:
+        trials: Trials = json.loads(path.read_text(encoding="utf-8"))
+        return trials
+    except (OSError, ValueError) as error:
+        raise OrchestratorError("O202", f"{path}: {error}") from None
 
 
 def try_faults(
@@ -141,8 +188,7 @@ def try_faults(
         done = subprocess.run(command, env=env, check=False)
     if done.returncode:
         raise OrchestratorError("O503", f"the seeded faults on {SIDES[side]} ended with {done.returncode}")
-    trials: Trials = json.loads(out.read_text(encoding="utf-8"))
-    return trials
+    return read_trials(out)
 
 
 def compare_faults(recorder: Trials, cuda: Trials, limits: Sequence[Limit]) -> list[Pair]:
@@ -158,7 +204,9 @@ def compare_faults(recorder: Trials, cuda: Trials, limits: Sequence[Limit]) -> l
         for trial in fault["trials"]:
             other = there.get(trial["id"])
             pair = Pair(trial["id"], seen(trial), seen(other) if other else None, name)
-            if other and fault["emulation"] and not other["exercised"] and not other["killed"]:
+            if other and other["outcome"] == outcomes.UNAVAILABLE:
+                pairs.append(Pair(pair.id, pair.recorder, pair.cuda, name, verdicts.ELSEWHERE, other["message"]))
+            elif other and fault["emulation"] and not other["exercised"] and not other["killed"]:
                 note = "it lies in a kernel's emulation and changed nothing on CUDA"
                 pairs.append(Pair(pair.id, pair.recorder, pair.cuda, name, EMULATION_ONLY, note))
             else:

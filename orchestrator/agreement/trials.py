@@ -54,23 +54,29 @@ def main(plan_path: str, output: str) -> int:
                 if poisoned or (job.stop and found.killed):
                     return
 
-    def finished(done: Done) -> None:
-        last = done.trials[-1] if done.trials else None
-        print(f"{done.job.fault:5} {done.error or (last and f'{last.outcome} {last.id}')}", flush=True)
-
-    jobs = [Job(name, None, tuple(chosen), stop=plan["faults"] is None) for name, chosen in wanted.items()]
-    done = run_jobs(jobs, attempts, workers=plan["workers"], timeout=plan["timeout"], finished=finished)
     out = {
         name: {
             "title": fault.title,
             "control": fault.control,
             "emulation": in_emulation(fault),
-            "error": next((one.error for one in done if one.job.fault == name), None),
-            "trials": [{**vars(trial)} for one in done if one.job.fault == name for trial in one.trials],
+            "error": "not tried",
+            "trials": [],
         }
         for name, fault in known.items()
         if name in wanted
     }
+
+    def finished(done: Done) -> None:
+        """Write all anew: a call that is cut short has told what it did."""
+        name, last = str(done.job.fault), done.trials[-1] if done.trials else None
+        print(f"{name:5} {done.error or (last and f'{last.outcome} {last.id}')}", flush=True)
+        out[name] |= {"error": done.error, "trials": [vars(trial) for trial in done.trials]}
+        Path(output).write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
+
+    for name in [name for name, chosen in wanted.items() if not chosen]:
+        out[name]["error"] = None  # it touches nothing that is native here
+    jobs = [Job(name, None, tuple(chosen), stop=plan["faults"] is None) for name, chosen in wanted.items()]
+    run_jobs(jobs, attempts, workers=plan["workers"], timeout=plan["timeout"], finished=finished)
     Path(output).write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
     return 0
 

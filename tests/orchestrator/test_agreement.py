@@ -151,6 +151,44 @@ def fault(*trials: dict[str, Any], emulation: bool = False, error: str | None = 
     return {"title": "t", "control": False, "emulation": emulation, "error": error, "trials": list(trials)}
 
 
+def test_two_hosts_share_the_work(
+    host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recorder runs here, CUDA there with what the recorder left, and the two are compared anywhere."""
+    calls = []
+
+    def run_side(tests: Path, output: Path, device: str, workers: int) -> Path:
+        side = next(side for side, name in cli.SIDES.items() if name == device)
+        output.mkdir()
+        results = {"run": {"device_kind": host.kinds[side]}, "subtests": list(host.rows[side].values())}
+        (output / "results.json").write_text(json.dumps(results))
+        return output
+
+    def try_faults(arguments: Any, output: Path, side: str, ids: list[str], faults: Any, workers: int) -> Any:
+        calls.append((side, faults))
+        before = [trial(IDS[number], "passed", None, exercised=number == 1) for number in range(2)]
+        trials = [*before, trial(IDS[2])] if faults is None else [trial(id) for id in faults["F01"]]
+        (output / f"faults-{side}.json").write_text(json.dumps({"F01": fault(*trials)}))
+
+    monkeypatch.setattr(cli, "run_side", run_side)
+    monkeypatch.setattr(cli, "try_faults", try_faults)
+    common, here, there = ["--tests", str(host.suite)], host.home / "here", host.home / "there"
+    assert cli.main([*common, "--only", "recorder", "--output", str(here)]) == 0
+    assert cli.main([*common, "--only", "cuda", "--output", str(there)]) == 14, "it needs the recorder's trials"
+    faults = ["--recorder-faults", str(here / "faults-recorder.json")]
+    assert cli.main([*common, "--only", "cuda", "--output", str(host.home / "gpu"), *faults]) == 0
+    assert calls == [("recorder", None), ("cuda", {"F01": [IDS[1], IDS[2]]})]
+    folders = ["--recorder", str(here / "recorder"), "--cuda", str(host.home / "gpu" / "cuda")]
+    faults += ["--cuda-faults", str(host.home / "gpu" / "faults-cuda.json")]
+    assert cli.main([*common, *folders, *faults, "--output", str(host.home / "out")]) == 1
+    assert [(entry["id"], entry["status"]) for entry in host.table["faults"]] == [
+        (IDS[1], "disagree"),
+        (IDS[2], "agree"),
+    ]
+    assert host.table["versions"] == {}, "those of this host would be another host's"
+    assert "1 of 2 trials" in capsys.readouterr().out
+
+
 def test_faults_are_compared_trial_by_trial() -> None:
     passed = trial(IDS[0], "passed", None)
     recorder = {
@@ -161,6 +199,7 @@ def test_faults_are_compared_trial_by_trial() -> None:
         "F05": fault(trial(IDS[1]), error="the kit changed"),
         "F06": fault(trial(IDS[1]), emulation=True),
         "F07": fault(trial(IDS[1])),
+        "F08": fault(trial(IDS[1])),
     }
     quiet = trial(IDS[1], "passed", None, exercised=False)
     cuda = {
@@ -169,6 +208,7 @@ def test_faults_are_compared_trial_by_trial() -> None:
         "F03": fault(quiet),
         "F06": fault(trial(IDS[1], check="capture"), emulation=True),
         "F07": fault(),
+        "F08": fault(trial(IDS[1], "unavailable", None, exercised=False)),
     }
     pairs = cli.compare_faults(recorder, cuda, [])
     assert [(pair.fault, pair.status) for pair in pairs] == [
@@ -181,6 +221,7 @@ def test_faults_are_compared_trial_by_trial() -> None:
         ("F05", "disagree"),
         ("F06", "disagree"),
         ("F07", "disagree"),
+        ("F08", "not native here"),
     ]
     table = verdicts.Table([Pair(IDS[0], Seen("passed"), Seen("passed"))], pairs)
     assert table.exit_code == 1
