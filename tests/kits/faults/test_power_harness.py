@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kits.faults import load_all
 from orchestrator.power import cli, page
 from orchestrator.power.crew import Done, Job, run_jobs
 from orchestrator.power.planning import order
@@ -198,3 +199,10 @@ def test_earlier_measurements_of_weaker_configurations_stay_only_where_they_fit(
     assert cli._earlier(tmp_path, report) == {"polite": {"F01": MISSED}}
     assert cli._earlier(tmp_path, replace(report, manifest_sha256="another")) == {}
     assert cli._earlier(tmp_path, replace(report, results=[result(trial(), facts=SPARE)])) == {}
+
+
+def test_the_committed_page_is_of_these_faults() -> None:
+    measured = cli.json.loads((cli.ROOT / "results" / "power.json").read_text(encoding="utf-8"))
+    assert {found["id"] for found in measured["faults"]} == set(load_all()), "run `nox -s power`"
+    said = (cli.ROOT / "README.md").read_text(encoding="utf-8").split(page.BEGIN)[1].split(page.END)[0].strip()
+    assert f"**{said}**" in (cli.ROOT / "POWER.md").read_text(encoding="utf-8")
