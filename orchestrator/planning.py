@@ -101,7 +101,7 @@ def cut_in_runs(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
     """Neighbouring blocks together, in the order of their backends: so few shards open a backend twice. The load that
     no shard exceeds is as low as it can be."""
     row = sorted(blocks, key=lambda block: (block.subtests[0].backend, block.file))  # stable: a module stays in order
-    low, high = 0.0, sum(block.cost + opening(block) for block in row)
+    low, high = 0.0, sum(block.cost + library_cost(block.subtests[0]) for block in row)
     best = filled(row, high)
     for _ in range(40):
         middle = (low + high) / 2
@@ -113,8 +113,8 @@ def cut_in_runs(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
     return best + [[] for _ in range(shards - len(best))]
 
 
-def opening(block: Block) -> float:
-    return LIBRARY_COSTS.get(block.subtests[0].backend, LIBRARY_COST)
+def library_cost(planned: Planned) -> float:
+    return LIBRARY_COSTS.get(planned.backend, LIBRARY_COST)
 
 
 def filled(row: Sequence[Block], limit: float) -> list[list[Block]]:
@@ -123,10 +123,10 @@ def filled(row: Sequence[Block], limit: float) -> list[list[Block]]:
     load, backend = limit, ""
     for block in row:
         name = block.subtests[0].backend
-        if not out or load + block.cost + (name != backend) * opening(block) > limit:
+        if not out or load + block.cost + (name != backend) * library_cost(block.subtests[0]) > limit:
             out.append([])
             load, backend = 0.0, ""
-        load += block.cost + (name != backend) * opening(block)
+        load += block.cost + (name != backend) * library_cost(block.subtests[0])
         backend = name
         out[-1].append(block)
     return out

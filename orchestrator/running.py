@@ -19,7 +19,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Folder, Run, bulk
 from orchestrator.ledger import Ledger
 from orchestrator.manifest import Manifest, load_manifest
-from orchestrator.planning import SHARDS, Plan, make_plan
+from orchestrator.planning import SHARDS, Plan, library_cost, make_plan
 from orchestrator.scheduling import Scheduler
 from orchestrator.selection import Selection, select
 from orchestrator.supervisor import Options, Supervisor, Watch
@@ -139,7 +139,12 @@ def execute(
 def schedule(run: Run, plan: Plan, ledger: Ledger) -> Scheduler:
     """What is left to do, confirmations of earlier failures included."""
     mine = [blocks if run.part is None or run.part[0] == n else [] for n, blocks in enumerate(plan.shards, 1)]
-    scheduler = Scheduler(mine, run.repeat, run.fresh, lambda id, attempt: attempt in ledger.attempts.get(id, {}))
+
+    def done(id: str, attempt: int) -> bool:
+        return attempt in ledger.attempts.get(id, {})
+
+    opening = {} if run.device_kind == "cpu" else {"opening": library_cost}
+    scheduler = Scheduler(mine, run.repeat, run.fresh, done, **opening)
     for shard, blocks in enumerate(mine):
         for planned in (planned for block in blocks for planned in block.subtests):
             tries = ledger.attempts.get(planned.id, {})

@@ -22,6 +22,8 @@ class Job:
     """A device on which this attempt would prove nothing."""
     lost: int = 0
     """How often the process it ran in was taken away through no fault of a subtest."""
+    seconds: float = 0.0
+    """What the plan expects."""
 
     def order(self) -> dict[str, object]:
         return {
@@ -35,22 +37,29 @@ class Job:
 
 class Scheduler:
     """Hands out jobs. A lane keeps to its own shard first; when that is empty it helps where nobody is, then where most
-    is left, and takes of a module that it has opened already, or from the end, where the owner would arrive last."""
+    is left, and takes of a module that it has opened already, or from the end, where the owner would arrive last.
+
+    ``opening`` says how many seconds a process needs to begin with a backend. Where somebody else is at work, a lane
+    does not begin with another one to save less than that.
+    """
 
     def __init__(
-        self, shards: Sequence[Sequence[Block]], repeat: int, fresh: bool, done: Callable[[str, int], bool]
-    ) -> None:
+        self, shards: Sequence[Sequence[Block]], repeat: int, fresh: bool, done: Callable[[str, int], bool],
+        opening: Callable[[Planned], float] = lambda planned: 0.0,
+    ) -> None:  # fmt: skip
+        self.opening = opening
         self.shards: list[deque[list[Job]]] = []
         self.alone: deque[Job] = deque()
         self.at: dict[int, int] = {}
         """Which shard each lane works on."""
         self.opened: dict[int, set[str]] = {}
-        """Modules that each lane has worked on."""
+        """Modules, and backends, that each lane has worked on."""
         for shard, blocks in enumerate(shards):
             queue: deque[list[Job]] = deque()
             for attempt in range(repeat):
                 for block in blocks:
-                    jobs = [Job(p, shard, attempt) for p in block.subtests if not done(p.id, attempt)]
+                    each = block.cost / len(block.subtests)
+                    jobs = [Job(p, shard, attempt, seconds=each) for p in block.subtests if not done(p.id, attempt)]
                     for job in jobs:
                         job.alone = fresh or job.planned.action == "crash"
                     self.alone.extend(job for job in jobs if job.alone)
@@ -70,22 +79,41 @@ class Scheduler:
     def take(self, lane: int) -> list[Job]:
         """The next block for a lane, or nothing."""
         home = self.at.get(lane, lane % len(self.shards))
-        if not self.shards[home]:
-            open_shards = [shard for shard, queue in enumerate(self.shards) if queue]
-            if not open_shards:
-                return []
-            others = [shard for other, shard in self.at.items() if other != lane]
-            home = min(open_shards, key=lambda shard: (others.count(shard), -len(self.shards[shard]), shard))
-        self.at[lane] = home
-        queue, opened = self.shards[home], self.opened.setdefault(lane, set())
+        others = [shard for other, shard in self.at.items() if other != lane]
+        if self.shards[home]:
+            places = [home]
+        else:
+            places = [shard for shard, queue in enumerate(self.shards) if queue]
+            places.sort(key=lambda shard: (others.count(shard), -len(self.shards[shard]), shard))
+        for place in places:
+            helps = place in (shard for other, shard in self.at.items() if other < lane)
+            position = self.choose(lane, place, helps, pays=place != home and place in others)
+            if position is not None:
+                break
+        else:
+            return []
+        self.at[lane] = place
+        block = self.shards[place][position]
+        del self.shards[place][position]
+        self.opened.setdefault(lane, set()).update((block[0].planned.file, block[0].planned.backend))
+        return block
+
+    def choose(self, lane: int, place: int, helps: bool, pays: bool) -> int | None:
+        """Which block of a queue to take. Who ``helps`` takes what it knows, or the last; who ``pays`` for a backend of
+        its own takes none that the others will have done before."""
+        queue, opened = self.shards[place], self.opened.get(lane, set())
         position = 0
-        if home in (shard for other, shard in self.at.items() if other < lane):
+        if helps:
             familiar = (number for number in reversed(range(len(queue))) if queue[number][0].planned.file in opened)
             position = next(familiar, len(queue) - 1)
-        block = queue[position]
-        del queue[position]
-        opened.add(block[0].planned.file)
-        return block
+        planned = queue[position][0].planned
+        left = sum(job.seconds for block in queue for job in block)
+        return None if pays and planned.backend not in opened and self.opening(planned) > left else position
+
+    def leave(self, lane: int) -> None:
+        """The lane's process is gone: it works nowhere and has opened nothing."""
+        self.at.pop(lane, None)
+        self.opened.pop(lane, None)
 
     def take_alone(self, device: str) -> Job | None:
         """The next job that needs its own process and may run on this device."""

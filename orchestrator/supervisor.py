@@ -302,6 +302,7 @@ class Supervisor:
         crew.forget(worker)
         if self.workers.get(worker.lane) is worker:
             del self.workers[worker.lane]
+            self.scheduler.leave(worker.lane)
         how = processes.say_status(worker.status or 0)
         if worker.fatal:
             raise OrchestratorError("O501", f"{worker.name} cannot record: {worker.fatal}", "free space, then --resume")

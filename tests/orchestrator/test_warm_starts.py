@@ -58,6 +58,22 @@ def test_backends_with_libraries_are_kept_together(count: int, shards: int) -> N
     assert max(loads) <= sum(loads) / shards + LIBRARY_COST + 0.05 * 50
 
 
+def test_a_lane_opens_no_backend_to_save_less_than_that_costs() -> None:
+    def schedule(cost: float) -> Scheduler:
+        mine = [Block(0, "test_dense_aa.py", [planned(0, "aa")], 1.0)]
+        theirs = [Block(1, "test_dense_bb.py", [planned(n, "bb")], 1.0) for n in range(3)]
+        scheduler = Scheduler([mine, theirs], 1, False, lambda id, attempt: False, lambda planned: cost)
+        assert len(scheduler.take(0)) == len(scheduler.take(1)) == 1
+        return scheduler
+
+    assert schedule(1.5).take(0), "two seconds are left there"
+    scheduler = schedule(2.5)
+    assert not scheduler.take(0)
+    scheduler.put_back(scheduler.take(1))
+    scheduler.leave(1)
+    assert scheduler.take(0), "nobody is there any more"
+
+
 def test_a_helper_takes_what_it_knows_first() -> None:
     files = ["aa", "bb", "aa", "cc"]
     blocks = [Block(0, f"test_dense_{b}.py", [planned(n, b)], 1.0) for n, b in enumerate(files)]
