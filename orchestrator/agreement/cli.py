@@ -206,8 +206,8 @@ def compare_faults(recorder: Trials, cuda: Trials, limits: Sequence[Limit]) -> l
             pair = Pair(trial["id"], seen(trial), seen(other) if other else None, name)
             if other and other["outcome"] == outcomes.UNAVAILABLE:
                 pairs.append(Pair(pair.id, pair.recorder, pair.cuda, name, verdicts.ELSEWHERE, other["message"]))
-            elif other and fault["emulation"] and not other["exercised"] and not other["killed"]:
-                note = "it lies in a kernel's emulation and changed nothing on CUDA"
+            elif other and fault["emulation"] and not other["killed"]:
+                note = "all that it changes stands for a library's own code, which does not know of it"
                 pairs.append(Pair(pair.id, pair.recorder, pair.cuda, name, EMULATION_ONLY, note))
             else:
                 pairs.append(verdicts.judge(pair, limits))

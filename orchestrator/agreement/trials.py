@@ -19,6 +19,8 @@ from typing import Any
 from orchestrator.power.crew import Done, Job, run_jobs
 from orchestrator.power.planning import read_matrix, touched
 
+OURS = ("kits.kernels.triton_ops.", "kits.kernels._triton_attention.", "kits.kernels.merge.")
+"""Kernels that run from the same source on both sides."""
 ENOUGH = 12
 """Trials of one fault to compare: the one that caught it, and those before it."""
 
@@ -93,13 +95,13 @@ def settle(torch: Any) -> bool:
 
 
 def in_emulation(fault: Any) -> bool:
-    """Whether all that a fault changes lies in the kernels, of which a GPU runs the library's own."""
+    """Whether all that a fault changes lies in what stands for a library on a CPU: a GPU runs the library's own."""
     from kits.faults.registry import Plant
 
     plant = Plant(fault)
     try:
         fault.apply(plant)
-        return all(place.startswith("kits.kernels.") for place in plant.places)
+        return all(place.startswith("kits.kernels.") and not place.startswith(OURS) for place in plant.places)
     finally:
         plant.undo()
 

@@ -116,7 +116,7 @@ def test_what_is_not_native_here_is_typed_and_not_counted(host: Host) -> None:
 
 def test_an_illegal_access_is_one_thing_on_both_sides() -> None:
     fault = Seen("failed", "kernel_fault", "page 99 is outside")
-    for there in (Seen("crashed"), Seen("failed", "AcceleratorError", poisoned=True)):
+    for there in (Seen("crashed"), Seen("failed", "AcceleratorError", poisoned=True), Seen("failed", "IndexError")):
         assert verdicts.judge(Pair("dense.aa.eager.x", fault, there, "F01"), []).status == "agree"
 
 
@@ -128,6 +128,8 @@ def test_a_stated_limit_is_shown_and_must_be_needed(host: Host, capsys: pytest.C
     assert "it rounds" in host.page
     limit = Limit(cause="it rounds", id="dense.aa.*", cuda="failed: compare")
     assert verdicts.unused([limit], [Pair(IDS[0], Seen("passed"), Seen("passed"))]) == [limit]
+    race = Limit(cause="either order", id="dense.aa.*", sometimes=True)
+    assert verdicts.unused([race], [Pair(IDS[0], Seen("passed"), Seen("passed"))]) == []
     assert not Limit(cause="other", id="dense.aa.*", fault="F01").holds(Pair(IDS[0], Seen("passed"), Seen("failed")))
 
 
@@ -200,6 +202,7 @@ def test_faults_are_compared_trial_by_trial() -> None:
         "F06": fault(trial(IDS[1]), emulation=True),
         "F07": fault(trial(IDS[1])),
         "F08": fault(trial(IDS[1])),
+        "F09": fault(trial(IDS[1]), emulation=True),
     }
     quiet = trial(IDS[1], "passed", None, exercised=False)
     cuda = {
@@ -209,6 +212,7 @@ def test_faults_are_compared_trial_by_trial() -> None:
         "F06": fault(trial(IDS[1], check="capture"), emulation=True),
         "F07": fault(),
         "F08": fault(trial(IDS[1], "unavailable", None, exercised=False)),
+        "F09": fault(trial(IDS[1], "passed", None), emulation=True),
     }
     pairs = cli.compare_faults(recorder, cuda, [])
     assert [(pair.fault, pair.status) for pair in pairs] == [
@@ -222,6 +226,7 @@ def test_faults_are_compared_trial_by_trial() -> None:
         ("F06", "disagree"),
         ("F07", "disagree"),
         ("F08", "not native here"),
+        ("F09", "emulation_only"),
     ]
     table = verdicts.Table([Pair(IDS[0], Seen("passed"), Seen("passed"))], pairs)
     assert table.exit_code == 1
