@@ -85,3 +85,12 @@ def spoiled() -> list[str]:
 
 def _living() -> list[_Buffer]:
     return [buffer for buffer in _buffers if buffer.storage.lock() is not None]
+
+
+_PADDING_NAN = {2: (torch.int16, 0x7FFF), 4: (torch.int32, 0x7FFFFFFF)}
+
+
+def fill_with_padding_nan(values: torch.Tensor) -> None:
+    """NaN in other bits than those of the pool's poison: written where nobody owns the slot, it still is a change."""
+    integers, pattern = _PADDING_NAN[values.element_size()]
+    values.view(integers).fill_(pattern)

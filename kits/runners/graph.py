@@ -15,7 +15,7 @@ from kits.graphs import Graph, PointerGuard, host_tensor, new_graph
 from kits.layers import Layer
 from kits.padding import scratch_row
 from kits.record import phase
-from kits.scratch import scratch
+from kits.scratch import fill_with_padding_nan, scratch
 from kits.subtest import Speculation
 from kits.transfer import send, upload
 from kits.world import Request, World, inputs_of
@@ -208,7 +208,7 @@ class GraphRunner:
         for layer in self.world.layers:
             index = layer.index
             for name in ("q", "k", "v", "out"):
-                self.buffers[f"{name}.{index}"][: batch.batch_size * self.tokens_per_row] = float("nan")
+                fill_with_padding_nan(self.buffers[f"{name}.{index}"][: batch.batch_size * self.tokens_per_row])
             for name, values in inputs_of(requests, index).items():
                 self.buffers[f"{name}.{index}"][: len(values)] = values
 

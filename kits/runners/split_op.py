@@ -22,7 +22,7 @@ from kits.record import phase
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
 from kits.runners.graph import fused_inputs
-from kits.scratch import scratch
+from kits.scratch import fill_with_padding_nan, scratch
 from kits.world import Request, World, inputs_of
 
 Piece = Callable[[], None]
@@ -196,7 +196,7 @@ class SplitRunner:
         for layer in self.world.layers:
             for role in ("given", "ready"):
                 for name in ("q", "k", "v", "out"):
-                    self._at(role, name, layer, size).fill_(float("nan"))
+                    fill_with_padding_nan(self._at(role, name, layer, size))
             for name, values in inputs_of(requests, layer.index).items():
                 self._at("given", name, layer, tokens).copy_(values)
         static = replace(

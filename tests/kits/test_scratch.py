@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kits import scratch
+from kits.compare import same_bits
 
 CPU = torch.device("cpu")
 
@@ -49,3 +50,12 @@ def test_buffers_are_remembered_weakly():
     scratch.forget_buffers()
     assert scratch.spoiled() == []
     assert scratch.intact()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_padding_nan_differs_from_poison(dtype):
+    """A padded row written into a slot that nobody owns must show in a comparison of bits."""
+    values = torch.zeros(4, dtype=dtype)
+    scratch.fill_with_padding_nan(values)
+    assert bool(values.isnan().all())
+    assert not same_bits(values, torch.full((4,), float("nan"), dtype=dtype))
