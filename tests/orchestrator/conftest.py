@@ -94,8 +94,7 @@ def bench(tmp_path: Path) -> Callable[..., Bench]:
     def make(ids: list[str], *, env: dict[str, str] | None = None, **options: Any) -> Bench:
         marks = tmp_path / "marks"
         marks.mkdir(exist_ok=True)
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("ATTNMATRIX_", "GITHUB_"))}
-        clean |= {"ATTNMATRIX_FAKE_MARKS": str(marks), "ATTNMATRIX_DEVICE": "cpu", "TERM": "dumb"} | (env or {})
-        return Bench(tmp_path, write_suite(tmp_path / "suite", ids, **options), clean)
+        ours = {"ATTNMATRIX_FAKE_MARKS": str(marks), "ATTNMATRIX_DEVICE": "cpu", "TERM": "dumb"} | (env or {})
+        return Bench(tmp_path, write_suite(tmp_path / "suite", ids, **options), {**os.environ, **ours})
 
     return make

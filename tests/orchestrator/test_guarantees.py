@@ -24,7 +24,6 @@ from orchestrator.supervisor import Supervisor
 @pytest.fixture
 def run_here(tmp_path, monkeypatch):
     """Run a fake suite with this process as the supervisor."""
-    monkeypatch.delenv("ATTNMATRIX_FAULT", raising=False)
     monkeypatch.setenv("ATTNMATRIX_FAKE_MARKS", str(tmp_path))
 
     def run(ids: list[str], workers: int = 1, **options) -> Ended:

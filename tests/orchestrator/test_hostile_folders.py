@@ -28,8 +28,6 @@ REACHED: set[str] = set()
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A working folder, with another one beside it in which nothing may appear."""
-    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "ATTNMATRIX_FAULT"):
-        monkeypatch.delenv(name, raising=False)
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     inside.mkdir()
     outside.mkdir()

@@ -38,9 +38,7 @@ def outcome_of(planned) -> dict[str, object]:
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "ATTNMATRIX_FAULT"):
-        monkeypatch.delenv(name, raising=False)
+def folder(tmp_path):
     ids = passing(6, ("aa", "bb", "cc")) + passing(4, ("aa", "bb"), "decode_cg")
     suite = write_suite(tmp_path / "suite", ids, known={"dense.aa.eager.pass_5": ("xfail", None)})
     return pretend_run(suite, tmp_path / "run", say=outcome_of)
@@ -146,7 +144,7 @@ def test_commands_of_a_run_under_nox_go_through_nox(folder, monkeypatch):
     verdict = verdict_of(folder)
     verdict.run.command, verdict.run.tests = command_of("gpu_matrix"), "generated_tests"
     assert text.reproduce(verdict, verdict.failures[0]) == "nox -s gpu_matrix -- dense.aa.decode_cg.pass_1"
-    assert command_of("") == command_of("$(reboot)") == "python -m orchestrator run"
+    assert command_of("") == command_of("tests") == command_of("$(reboot)") == "python -m orchestrator run"
 
 
 def test_tables_follow_the_order_of_the_spec(folder):

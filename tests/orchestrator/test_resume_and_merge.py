@@ -19,9 +19,7 @@ from orchestrator.verdict import build_verdict, read_ledger
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch, tmp_path):
-    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "ATTNMATRIX_FAULT"):
-        monkeypatch.delenv(name, raising=False)
+def _own_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 

@@ -106,7 +106,6 @@ def test_an_unknown_fault_names_the_nearest() -> None:
 
 
 def test_the_environment_plants_for_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ATTNMATRIX_FAULT", raising=False)
     with planted_from_environment() as nothing:
         assert nothing is None
     monkeypatch.setenv("ATTNMATRIX_FAULT", "F01")
