@@ -13,6 +13,7 @@ from kits import Case, Model, Subtest, Tolerance, run
 ADAPTER = "kits.backends.flex_attention:FlexAttentionBackend"
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
 MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16")
+MODEL_SOFTCAP = replace(MODEL, softcap=2.0)
 MODEL_Q8_KV2_SOFTCAP = replace(MODEL, q_heads=8, kv_heads=2, softcap=2.0)
 MODEL_KV1_SOFTCAP = replace(MODEL, kv_heads=1, softcap=2.0)
 MODEL_Q10_KV2_SOFTCAP = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0)
@@ -39,7 +40,7 @@ EAGER = [
     eager(id="dense.flex_attention.eager.tiny_p1", model=MODEL, case=TINY_P1),
     eager(id="dense.flex_attention.eager.zero_page", model=MODEL, case=ZERO_PAGE),
     eager(id="dense.flex_attention.eager.zero_ragged", model=MODEL, case=ZERO_RAGGED),
-    eager(id="dense.flex_attention.eager.page_plus2", model=MODEL, case=PAGE_PLUS2),
+    eager(id="dense.flex_attention.eager.page_plus2", model=MODEL_SOFTCAP, case=PAGE_PLUS2),
     eager(id="dense.flex_attention.eager.half_half", model=MODEL, case=HALF_HALF),
     eager(id="dense.flex_attention.eager.cross2", model=MODEL, case=CROSS2),
     eager(id="dense.flex_attention.eager.ragged3", model=MODEL, case=RAGGED3),

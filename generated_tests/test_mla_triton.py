@@ -13,9 +13,10 @@ from kits import Case, Model, Speculation, Subtest, Tolerance, run
 ADAPTER = "kits.backends.triton:TritonBackend"
 TOLERANCE = Tolerance(atol=0.002, rtol=0.002)
 MODEL = Model(method="mla", q_heads=4, kv_heads=1, head_dim=576, v_head_dim=512, scale=0.06, dtype="float16")
+MODEL_SOFTCAP_SINKS = replace(MODEL, softcap=2.0, sinks=True)
 MODEL_Q16 = replace(MODEL, q_heads=16)
-MODEL_SINKS = replace(MODEL, sinks=True)
 MODEL_HIDDEN256 = replace(MODEL, hidden=256)
+MODEL_SINKS = replace(MODEL, sinks=True)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -57,8 +58,8 @@ DRAFT_STEPS_EAGLE_CHAIN = Case(
     page_size=16,
     speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
-ACCEPTED_V2_EAGLE_TREE = Case(
-    name="accepted_v2_eagle_tree",
+ACCEPTED_V2_CAPPED_EAGLE_TREE = Case(
+    name="accepted_v2_capped_eagle_tree",
     mode="DRAFT_EXTEND_V2",
     prefix_lens=(4, 7),
     extend_lens=(3, 3),
@@ -72,7 +73,7 @@ EAGER = [
     eager(id="mla.triton.eager.tiny_p1", model=MODEL, case=TINY_P1),
     eager(id="mla.triton.eager.zero_page", model=MODEL, case=ZERO_PAGE),
     eager(id="mla.triton.eager.zero_ragged", model=MODEL, case=ZERO_RAGGED),
-    eager(id="mla.triton.eager.page_plus2", model=MODEL, case=PAGE_PLUS2),
+    eager(id="mla.triton.eager.page_plus2", model=MODEL_SOFTCAP_SINKS, case=PAGE_PLUS2),
     eager(id="mla.triton.eager.half_half", model=MODEL, case=HALF_HALF),
     eager(id="mla.triton.eager.cross2", model=MODEL, case=CROSS2),
     eager(id="mla.triton.eager.ragged3", model=MODEL, case=RAGGED3),
@@ -109,7 +110,7 @@ def test_layouts(subtest: Subtest) -> None:
 decode_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_SINKS,
+    model=MODEL_SOFTCAP_SINKS,
     runner="cuda_graph",
     seq_lens="total",
     tolerance=TOLERANCE,
@@ -155,7 +156,13 @@ def test_split_op(subtest: Subtest) -> None:
 
 
 verify = partial(
-    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="prefix", tolerance=TOLERANCE, requires=("triton",)
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL_SOFTCAP_SINKS,
+    runner="eager",
+    seq_lens="prefix",
+    tolerance=TOLERANCE,
+    requires=("triton",),
 )
 
 VERIFY = [
@@ -171,7 +178,7 @@ def test_verify(subtest: Subtest) -> None:
 verify_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL,
+    model=MODEL_SOFTCAP_SINKS,
     runner="cuda_graph",
     seq_lens="prefix",
     tolerance=TOLERANCE,
@@ -303,7 +310,7 @@ def test_eagle_draft_cg(subtest: Subtest) -> None:
 eagle_draft_extend_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_HIDDEN256,
+    model=MODEL_SOFTCAP_SINKS,
     runner="cuda_graph",
     seq_lens="total",
     tolerance=TOLERANCE,
@@ -311,7 +318,7 @@ eagle_draft_extend_cg = partial(
 )
 
 EAGLE_DRAFT_EXTEND_CG = [
-    eagle_draft_extend_cg(id="mla.triton.eagle_draft_extend_cg.eagle_tree", case=ACCEPTED_V2_EAGLE_TREE),
+    eagle_draft_extend_cg(id="mla.triton.eagle_draft_extend_cg.eagle_tree", case=ACCEPTED_V2_CAPPED_EAGLE_TREE),
 ]
 
 

@@ -23,8 +23,8 @@ MODEL = Model(
     layers=("window", "full"),
     window=8,
 )
-MODEL_SINKS = replace(MODEL, sinks=True)
-MODEL_Q10_SOFTCAP = replace(MODEL, q_heads=10, softcap=2.0)
+MODEL_SOFTCAP_SINKS = replace(MODEL, softcap=2.0, sinks=True)
+MODEL_Q10_SOFTCAP_SINKS = replace(MODEL, q_heads=10, softcap=2.0, sinks=True)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -50,19 +50,19 @@ PAGE_TABLE_CANNOT_SCATTER = KnownFailure(
     wrong=(0.1, 1.0),
 )
 
-eager = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE)
 
 EAGER = [
-    eager(id="swa.fa3.eager.tiny_p1", case=TINY_P1),
-    eager(id="swa.fa3.eager.zero_page", case=ZERO_PAGE),
-    eager(id="swa.fa3.eager.zero_ragged", case=ZERO_RAGGED),
-    eager(id="swa.fa3.eager.page_plus2", case=PAGE_PLUS2),
-    eager(id="swa.fa3.eager.half_half", case=HALF_HALF),
-    eager(id="swa.fa3.eager.cross2", case=CROSS2),
-    eager(id="swa.fa3.eager.ragged3", case=RAGGED3),
-    eager(id="swa.fa3.eager.p32_cross", case=P32_CROSS),
-    eager(id="swa.fa3.eager.decode3", case=DECODE3),
-    eager(id="swa.fa3.eager.decode1", case=DECODE1),
+    eager(id="swa.fa3.eager.tiny_p1", model=MODEL, case=TINY_P1),
+    eager(id="swa.fa3.eager.zero_page", model=MODEL, case=ZERO_PAGE),
+    eager(id="swa.fa3.eager.zero_ragged", model=MODEL, case=ZERO_RAGGED),
+    eager(id="swa.fa3.eager.page_plus2", model=MODEL_SOFTCAP_SINKS, case=PAGE_PLUS2),
+    eager(id="swa.fa3.eager.half_half", model=MODEL, case=HALF_HALF),
+    eager(id="swa.fa3.eager.cross2", model=MODEL, case=CROSS2),
+    eager(id="swa.fa3.eager.ragged3", model=MODEL, case=RAGGED3),
+    eager(id="swa.fa3.eager.p32_cross", model=MODEL, case=P32_CROSS),
+    eager(id="swa.fa3.eager.decode3", model=MODEL, case=DECODE3),
+    eager(id="swa.fa3.eager.decode1", model=MODEL, case=DECODE1),
 ]
 
 
@@ -91,7 +91,7 @@ def test_layouts(subtest: Subtest) -> None:
 
 
 decode_cg = partial(
-    Subtest, adapter=ADAPTER, model=MODEL_SINKS, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE
+    Subtest, adapter=ADAPTER, model=MODEL_SOFTCAP_SINKS, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE
 )
 
 DECODE_CG = [
@@ -118,8 +118,8 @@ split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERAN
 SPLIT_OP = [
     split_op(id="swa.fa3.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),
     split_op(id="swa.fa3.split_op.ragged3.bcg", model=MODEL, case=RAGGED3, runner="bcg"),
-    split_op(id="swa.fa3.split_op.gqa_cross.pcg", model=MODEL_Q10_SOFTCAP, case=GQA_CROSS, runner="pcg"),
-    split_op(id="swa.fa3.split_op.gqa_cross.bcg", model=MODEL_Q10_SOFTCAP, case=GQA_CROSS, runner="bcg"),
+    split_op(id="swa.fa3.split_op.gqa_cross.pcg", model=MODEL_Q10_SOFTCAP_SINKS, case=GQA_CROSS, runner="pcg"),
+    split_op(id="swa.fa3.split_op.gqa_cross.bcg", model=MODEL_Q10_SOFTCAP_SINKS, case=GQA_CROSS, runner="bcg"),
 ]
 
 

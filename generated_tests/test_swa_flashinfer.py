@@ -23,7 +23,8 @@ MODEL = Model(
     layers=("window", "full"),
     window=8,
 )
-MODEL_Q10_SOFTCAP = replace(MODEL, q_heads=10, softcap=2.0)
+MODEL_SOFTCAP_K_SCALE_V_SCALE = replace(MODEL, softcap=2.0, k_scale=0.37, v_scale=2.1)
+MODEL_Q10_SOFTCAP_K_SCALE_V_SCALE = replace(MODEL, q_heads=10, softcap=2.0, k_scale=0.37, v_scale=2.1)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -40,19 +41,19 @@ LAY_DEC = Case(name="lay_dec", mode="DECODE", prefix_lens=(20, 33, 140), extend_
 DECODE3_FREE = Case(name="decode3_free", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
 GQA_CROSS = Case(name="gqa_cross", mode="EXTEND", prefix_lens=(15,), extend_lens=(2,), page_size=16)
 
-eager = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE)
 
 EAGER = [
-    eager(id="swa.flashinfer.eager.tiny_p1", case=TINY_P1),
-    eager(id="swa.flashinfer.eager.zero_page", case=ZERO_PAGE),
-    eager(id="swa.flashinfer.eager.zero_ragged", case=ZERO_RAGGED),
-    eager(id="swa.flashinfer.eager.page_plus2", case=PAGE_PLUS2),
-    eager(id="swa.flashinfer.eager.half_half", case=HALF_HALF),
-    eager(id="swa.flashinfer.eager.cross2", case=CROSS2),
-    eager(id="swa.flashinfer.eager.ragged3", case=RAGGED3),
-    eager(id="swa.flashinfer.eager.p32_cross", case=P32_CROSS),
-    eager(id="swa.flashinfer.eager.decode3", case=DECODE3),
-    eager(id="swa.flashinfer.eager.decode1", case=DECODE1),
+    eager(id="swa.flashinfer.eager.tiny_p1", model=MODEL, case=TINY_P1),
+    eager(id="swa.flashinfer.eager.zero_page", model=MODEL, case=ZERO_PAGE),
+    eager(id="swa.flashinfer.eager.zero_ragged", model=MODEL, case=ZERO_RAGGED),
+    eager(id="swa.flashinfer.eager.page_plus2", model=MODEL_SOFTCAP_K_SCALE_V_SCALE, case=PAGE_PLUS2),
+    eager(id="swa.flashinfer.eager.half_half", model=MODEL, case=HALF_HALF),
+    eager(id="swa.flashinfer.eager.cross2", model=MODEL, case=CROSS2),
+    eager(id="swa.flashinfer.eager.ragged3", model=MODEL, case=RAGGED3),
+    eager(id="swa.flashinfer.eager.p32_cross", model=MODEL, case=P32_CROSS),
+    eager(id="swa.flashinfer.eager.decode3", model=MODEL, case=DECODE3),
+    eager(id="swa.flashinfer.eager.decode1", model=MODEL, case=DECODE1),
 ]
 
 
@@ -75,7 +76,14 @@ def test_layouts(subtest: Subtest) -> None:
     run(subtest)
 
 
-decode_cg = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE)
+decode_cg = partial(
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL_SOFTCAP_K_SCALE_V_SCALE,
+    runner="cuda_graph",
+    seq_lens="total",
+    tolerance=TOLERANCE,
+)
 
 DECODE_CG = [
     decode_cg(id="swa.flashinfer.decode_cg.decode3_free.small_real.x1", case=DECODE3_FREE, pad_style="small_real"),
@@ -111,8 +119,18 @@ split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERAN
 SPLIT_OP = [
     split_op(id="swa.flashinfer.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),
     split_op(id="swa.flashinfer.split_op.ragged3.bcg", model=MODEL, case=RAGGED3, runner="bcg"),
-    split_op(id="swa.flashinfer.split_op.gqa_cross.pcg", model=MODEL_Q10_SOFTCAP, case=GQA_CROSS, runner="pcg"),
-    split_op(id="swa.flashinfer.split_op.gqa_cross.bcg", model=MODEL_Q10_SOFTCAP, case=GQA_CROSS, runner="bcg"),
+    split_op(
+        id="swa.flashinfer.split_op.gqa_cross.pcg",
+        model=MODEL_Q10_SOFTCAP_K_SCALE_V_SCALE,
+        case=GQA_CROSS,
+        runner="pcg",
+    ),
+    split_op(
+        id="swa.flashinfer.split_op.gqa_cross.bcg",
+        model=MODEL_Q10_SOFTCAP_K_SCALE_V_SCALE,
+        case=GQA_CROSS,
+        runner="bcg",
+    ),
 ]
 
 

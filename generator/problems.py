@@ -72,6 +72,8 @@ CODES = {
     "E-backend-dtype": "a backend does not support the dtype",
     "E-backend-head-dim": "a backend does not support the head dim",
     "E-backend-feature": "a backend does not have a feature that the model or the speculation needs",
+    "E-lacks": "a backend lacks a feature, or for a method, that it does not state to have",
+    "E-latent-scales": "K and V scales differ where values are a part of the keys",
     "E-base": "the base point of a sweep does not name one value of each of its axes",
     "E-collapse": "a profile collapses a sweep that has no base point or no axes",
     # the matrix as a whole

@@ -134,11 +134,16 @@ class Backend(Table):
     page_size: Count = Field(description="Page size of a case that states none.")
     page_sizes: list[Count] = Field(min_length=1, description="Page sizes it supports.")
     features: list[Feature] = Field([], description="Model features it supports.")
+    lacks: dict[Name, list[Feature]] = Field({}, description="Of its features, those it does not have for a method.")
     model: ModelChanges = Field(default_factory=ModelChanges, description="What the library asks of every model.")
     requires: list[Requirement] = Field([], description="Packages without which it cannot run at all.")
     native: Native | None = Field(None, description="What its native implementation needs.")
     blocked: dict[Runner, Text] = Field({}, description="Why it cannot run in a runner mode, for the tables.")
     weight: PositiveFloat = Field(1.0, description="Relative cost of a subtest, until durations are recorded.")
+
+    def features_for(self, method: str) -> set[Feature]:
+        """The features it has for a method."""
+        return set(self.features) - set(self.lacks.get(method, ()))
 
 
 class PadStyle(Table):

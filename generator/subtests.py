@@ -155,7 +155,7 @@ def model_point(name: str, method: Method, backend: Backend, case: Case) -> Mode
     rides = {
         key: value
         for key, value in changes_of(case.rides).items()
-        if key not in FEATURE_OF or FEATURE_OF[key] in backend.features
+        if key not in FEATURE_OF or FEATURE_OF[key] in backend.features_for(name)
     }
     changes = {**changes_of(backend.model), **changes_of(case.model), **rides}
     return replace(model, **changes) if changes else model  # type: ignore[arg-type]

@@ -84,6 +84,13 @@ def models(index: Index) -> Iterator[Problem]:
             for choice in index.choices(variant, cell, loc):
                 for backend in backends:
                     model = model_point(cell.method, method, backend, choice.case)
+                    if method.v_head_dim is not None and model.k_scale != model.v_scale:
+                        message = (
+                            f"case {quote(choice.case.name)} gives method {quote(cell.method)} a K scale of "
+                            f"{model.k_scale} and a V scale of {model.v_scale}, but its values are a part of its keys"
+                        )
+                        hint = f'say lacks.{cell.method} = ["kv_scales"] for the backend, if the case only rides'
+                        yield Problem("E-latent-scales", ("case", choice.case_index), message, hint)
                     if model.q_heads % model.kv_heads:
                         message = (
                             f"case {quote(choice.case.name)} makes {model.q_heads} query heads and {model.kv_heads} KV "
@@ -114,7 +121,7 @@ def windows(index: Index) -> Iterator[Problem]:
     for name, backend in index.spec.backends.items():
         for at, method_name in enumerate(backend.methods):
             method = index.spec.methods.get(method_name)
-            if method is not None and method.window is not None and "window" not in backend.features:
+            if method is not None and method.window is not None and "window" not in backend.features_for(method_name):
                 message = f"method {quote(method_name)} has a window, but backend {quote(name)} lacks the feature"
                 hint = 'add "window" to its features'
                 yield Problem("E-backend-feature", ("backends", name, "methods", at), message, hint)
@@ -256,7 +263,7 @@ def on_backend(
         needed = features_needed(case.model)
         if speculation is not None and branches(speculation):
             needed.add("tree")
-        for feature in sorted(needed - set(backend.features)):
+        for feature in sorted(needed - backend.features_for(cell.method)):
             features.setdefault(feature, []).append(case_point(case, backend, choice.speculation, speculation).name)
     for mode, cases in modes.items():
         yield Problem(
@@ -267,7 +274,8 @@ def on_backend(
         yield Problem("E-backend-page", loc, message, f"its page sizes are {listing(backend.page_sizes)}")
     for feature, cases in features.items():
         message = (
-            f"{label} does not have the feature {quote(feature)}, which {some(cases)} need{'s' * (len(cases) == 1)}"
+            f"{label} does not have the feature {quote(feature)} for {quote(cell.method)}, which {some(cases)} "
+            f"need{'s' * (len(cases) == 1)}"
         )
         yield Problem("E-backend-feature", loc, message)
 

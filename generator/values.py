@@ -54,7 +54,15 @@ def hidden_scale(scale: float, head_dim: int, loc: Loc) -> Iterator[Problem]:
 
 
 def in_backend(backend: Backend, loc: Loc) -> Iterator[Problem]:
-    """Page sizes and requirements of a backend."""
+    """Page sizes, features and requirements of a backend."""
+    for method, features in backend.lacks.items():
+        if method not in backend.methods:
+            message = f"the backend does not implement {quote(method)}"
+            yield Problem("E-lacks", (*loc, "lacks", method), message, f"its methods are {', '.join(backend.methods)}")
+        for at, feature in enumerate(features):
+            if feature not in backend.features:
+                message = f"{quote(feature)} is none of the backend's features, so no method needs to lack it"
+                yield Problem("E-lacks", (*loc, "lacks", method, at), message, "delete it")
     if backend.page_size not in backend.page_sizes:
         message = f"page_size {backend.page_size} is not in page_sizes"
         yield Problem("E-page-default", (*loc, "page_size"), message, f"known are {listing(backend.page_sizes)}")

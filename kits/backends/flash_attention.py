@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kits.backends.base import Capabilities
@@ -100,9 +102,15 @@ class FA3Backend(PersistentBackend):
         if not is_tree(batch):
             return self._attend(q, layer, "", page_size, self.max_extend_len, causal=True)[0]
         # The tree's own keys see each other by ancestry, the prefix is seen whole: two passes, merged by their LSE.
-        over_prefix = self._attend(q, layer, "", page_size, self.max_extend_len, causal=False)
-        over_draft = self._attend(q, layer, "tree.", 1, 1, causal=False)
-        return merge_states(*over_prefix, *over_draft)[0]
+        # A sink joins the softmax once, so neither pass has it: it takes its share of the merged row.
+        passes = replace(layer, sinks=None)
+        over_prefix = self._attend(q, passes, "", page_size, self.max_extend_len, causal=False)
+        over_draft = self._attend(q, passes, "tree.", 1, 1, causal=False)
+        out, lse = merge_states(*over_prefix, *over_draft)
+        if layer.sinks is None:
+            return out
+        share = torch.sigmoid(lse - layer.sinks.unsqueeze(1))  # exp(lse) / (exp(lse) + exp(sink))
+        return (out.float() * share.transpose(0, 1).unsqueeze(2)).to(out.dtype)
 
     def _attend(
         self, q: torch.Tensor, layer: Layer, part: str, page_size: int, max_seqlen_q: int, *, causal: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,29 @@ def test_a_sweep_of_one_profile_is_in_no_other(tmp_path: Path) -> None:
 
 def pairs_of(subtests: list[Subtest]) -> set[object]:
     return {pair for item in subtests for pair in itertools.combinations(enumerate(axis_values_of(item)), 2)}
+
+
+FEATURE_IN_USE = {
+    "softcap": lambda model: model.softcap is not None,
+    "sinks": lambda model: model.sinks,
+    "kv_scales": lambda model: model.k_scale != model.v_scale,
+}
+PUBLISHED = {("dense", "fa3", "DRAFT_EXTEND_V2"), ("dense", "fa4", "DRAFT_EXTEND_V2")}
+"""Their shape is the published one of the prefix failure, and nothing may ride on it."""
+
+
+def test_every_feature_of_a_backend_is_in_use_in_every_forward_mode() -> None:
+    """A backend that forgets its cap in verify alone would pass a suite that caps scores in extend alone."""
+    models = defaultdict(list)
+    for item in SUITE.matrix("ci").subtests:
+        models[item.method, item.backend, item.case.mode].append(item.model)
+    unused = {
+        (place, feature)
+        for place, seen in models.items()
+        for feature in SUITE.spec.backends[place[1]].features_for(place[0]) & FEATURE_IN_USE.keys()
+        if not any(FEATURE_IN_USE[feature](model) for model in seen)
+    }
+    assert unused == {(place, feature) for place in PUBLISHED for feature in ("softcap", "sinks")}
 
 
 @pytest.mark.parametrize("profile", [name for name, item in SUITE.spec.profiles.items() if item.cover])

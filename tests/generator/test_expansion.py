@@ -117,6 +117,15 @@ def test_rides_apply_where_the_backend_has_the_feature(tmp_path: Path) -> None:
     assert caps["dense.fa3.eager.decode3"] is None
 
 
+def test_what_a_backend_lacks_for_a_method_does_not_ride(tmp_path: Path) -> None:
+    path = variant(
+        tmp_path,
+        ('extend_lens = [2], page_size = 16,', 'extend_lens = [2], page_size = 16, rides = { softcap = 20.0 },'),
+        ("page_size = 128\n", 'features = ["softcap"]\nlacks.dense = ["softcap"]\npage_size = 128\n'),
+    )  # fmt: skip
+    assert {item.model.softcap for item in project_at(path).matrix("ci").subtests} == {None}
+
+
 def test_known_failures_are_attached_to_what_they_match() -> None:
     for at, entry in enumerate(SUITE.spec.known_failure):
         matrix = SUITE.matrix(entry.profile or "ci")
