@@ -132,7 +132,7 @@ class GraphSubtest:
             suite.notes.replays = sum(captured.graph.replays for captured in self.runner.captured.values())
         suite.check_kv_integrity(before, requests, padded=padded, writes=self.writes_kv, what=what)
         with suite.notes.phase("integrity"):
-            for name in self.runner.changed_inputs(requests):
+            for name in self.runner.changed_inputs(captured, requests):
                 raise InputError(f"{what}: the forward changed {name}")
         return outputs
 

@@ -212,8 +212,8 @@ class GraphRunner:
             for name, values in inputs_of(requests, index).items():
                 self.buffers[f"{name}.{index}"][: len(values)] = values
 
-    def changed_inputs(self, requests: Sequence[Request]) -> list[str]:
-        """Which of q, k and v of the live rows are no longer what ``load`` put there."""
+    def changed_inputs(self, captured: CapturedGraph, requests: Sequence[Request]) -> list[str]:
+        """Which of q, k and v of the live rows are no longer what ``load`` put there; all sizes share the buffers."""
         return changed(
             {
                 f"{name} of layer {layer.index}": (self.buffers[f"{name}.{layer.index}"][: len(values)], values)

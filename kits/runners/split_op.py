@@ -1,12 +1,15 @@
 """Runner modes ``pcg`` and ``bcg``: an extend whose attention runs between graphs, on a token-padded static batch.
 
 Metadata come from the raw batch, the forward sees static tensors padded to the captured number of tokens: what a
-backend derives from one must fit the other. A piecewise graph captures each piece by itself; a breakable graph
-captures the whole forward once and is broken at each attention, which then runs eagerly in its place.
+backend derives from one must fit the other. A piecewise graph captures each piece by itself, and the pieces meet in
+buffers that were there before. A breakable graph follows one forward pass: at each attention the capture is broken, the
+call runs eagerly, and the next capture reads what it returned. So its q, k and v lie in memory of the graph, and what
+the call returns later must be copied to where the first result was.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +19,7 @@ import torch
 from kits.backends.base import Backend
 from kits.batches import Batch, describe_rows, eager_batch
 from kits.compare import changed
-from kits.graphs import PointerGuard, new_graph
+from kits.graphs import Graph, PointerGuard, new_graph
 from kits.layers import Layer
 from kits.record import phase
 from kits.runners.common import SubtestRun
@@ -38,47 +41,79 @@ def run_bcg(run: SubtestRun) -> None:
     SplitSubtest(run, BreakableGraph).run()
 
 
-class SplitGraph:
-    """Graphs and eager calls in their order of execution; counts as one graph for the lifecycle."""
+class SplitGraph(ABC):
+    """Graphs and eager calls in their order of execution; counts as one graph for the lifecycle.
 
-    def __init__(self, device: torch.device) -> None:
+    ``ready`` holds what crosses a break, by names such as ``q.0``: q, k and v of a layer, and its ``out``.
+    """
+
+    def __init__(self, device: torch.device, ready: dict[str, torch.Tensor]) -> None:
         self.device = device
-        self.parts: list[Any] = []
-        self.replays = 0
-        self.captures = 0
+        self.ready = ready
+        self.parts: list[Graph | Piece] = []
 
+    @abstractmethod
     def record(self, pieces: Sequence[Piece], attention: Sequence[Piece]) -> None:
         """Capture ``pieces[0]``, ``attention[0]``, ``pieces[1]``, ... so that ``replay`` runs them again."""
-        raise NotImplementedError
 
-    def _capture(self, piece: Piece) -> Any:
+    @abstractmethod
+    def hand_over(self, name: str, values: torch.Tensor) -> None:
+        """Called by a piece: leave ``values`` in ``ready`` for the attention."""
+
+    @abstractmethod
+    def hand_back(self, name: str, result: torch.Tensor, size: int) -> None:
+        """Called after the attention: leave its result in ``ready``, as the first of ``size`` rows."""
+
+    @property
+    def graphs(self) -> list[Graph]:
+        return [part for part in self.parts if isinstance(part, Graph)]
+
+    @property
+    def captures(self) -> int:
+        """Captures of the whole forward: what every single graph of it went through."""
+        return min((graph.captures for graph in self.graphs), default=0)
+
+    @property
+    def replays(self) -> int:
+        """Replays of the whole forward since it was recorded."""
+        return min((graph.replays for graph in self.graphs), default=0)
+
+    def replay(self) -> None:
+        for part in self.parts:
+            if isinstance(part, Graph):
+                part.replay()
+            else:
+                part()
+
+    def _capture(self, piece: Piece) -> Graph:
         graph = new_graph(self.device)
         with graph.capture():
             piece()
         return graph
-
-    def replay(self) -> None:
-        for part in self.parts:
-            if callable(part):
-                part()
-            else:
-                part.replay()
-        self.replays += 1
 
 
 class PiecewiseGraph(SplitGraph):
     """Pieces are captured one by one, without running what lies between them."""
 
     def record(self, pieces: Sequence[Piece], attention: Sequence[Piece]) -> None:
-        graphs = [self._capture(piece) for piece in pieces]
-        self.parts = [graphs[0]]
-        for call, graph in zip(attention, graphs[1:], strict=True):
+        first, *others = (self._capture(piece) for piece in pieces)
+        self.parts = [first]
+        for call, graph in zip(attention, others, strict=True):
             self.parts += [call, graph]
-        self.captures = 1
+
+    def hand_over(self, name: str, values: torch.Tensor) -> None:
+        self.ready[name].copy_(values)
+
+    def hand_back(self, name: str, result: torch.Tensor, size: int) -> None:
+        self.ready[name][: len(result)] = result
 
 
 class BreakableGraph(SplitGraph):
     """At each break the capture ends, what it recorded runs, the eager call runs, and a new capture begins."""
+
+    def __init__(self, device: torch.device, ready: dict[str, torch.Tensor]) -> None:
+        super().__init__(device, {})  # the graph's own memory
+        self.recorded = 0
 
     def record(self, pieces: Sequence[Piece], attention: Sequence[Piece]) -> None:
         for position, piece in enumerate(pieces):
@@ -88,7 +123,20 @@ class BreakableGraph(SplitGraph):
             if position < len(attention):
                 attention[position]()
                 self.parts.append(attention[position])
-        self.captures = 1
+        self.recorded = 1
+
+    @property
+    def replays(self) -> int:
+        return super().replays - self.recorded
+
+    def hand_over(self, name: str, values: torch.Tensor) -> None:
+        self.ready[name] = values.clone()
+
+    def hand_back(self, name: str, result: torch.Tensor, size: int) -> None:
+        if not self.recorded:
+            self.ready[name] = result.new_empty(size, *result.shape[1:])
+            fill_with_padding_nan(self.ready[name])
+        self.ready[name][: len(result)] = result
 
 
 @dataclass
@@ -130,11 +178,16 @@ class SplitRunner:
     def capture(self, size: int, requests: Sequence[Request], *, warm_ups: int = 2) -> list[torch.Tensor]:
         """Warm up, then capture the pieces over ``size`` tokens; returns what the last warm-up put out."""
         raw, static = self._load(size, requests)
-        captured = CapturedSplit(self.graph_class(self.world.device), static, raw)
+        ready = {
+            f"{name}.{layer.index}": self._at(f"ready.{name}", layer, size)
+            for layer in self.world.layers
+            for name in ("q", "k", "v", "out")
+        }
+        captured = CapturedSplit(self.graph_class(self.world.device, ready), static, raw)
         self.captured[size] = captured
         layers = self.world.layers
-        pieces = [self._piece(layer, size, before=index > 0) for index, layer in enumerate(layers)]
-        pieces.append(self._last_piece(layers[-1], size))
+        pieces = [self._piece(layer, size, captured.graph, before=index > 0) for index, layer in enumerate(layers)]
+        pieces.append(lambda: self._finish(layers[-1], size, captured.graph))
         attention = [self._attention(layer, size, captured) for layer in layers]
         self.backend.prepare(raw)
         with phase("warm_up"):
@@ -146,7 +199,8 @@ class SplitRunner:
         outputs = self._outputs(raw.num_tokens)
         captured.graph.record(pieces, attention)
         captured.guards = [
-            PointerGuard(part, {"buffers": self.buffers}) for part in captured.graph.parts if not callable(part)
+            PointerGuard(graph, {"buffers": self.buffers, "ready": captured.graph.ready})
+            for graph in captured.graph.graphs
         ]
         return outputs
 
@@ -154,33 +208,30 @@ class SplitRunner:
         """Batches between replays belong to nobody's pieces: the eager runner takes them."""
         return False
 
-    def _piece(self, layer: Layer, size: int, *, before: bool) -> Piece:
+    def _piece(self, layer: Layer, size: int, graph: SplitGraph, *, before: bool) -> Piece:
         """What the model does before a layer's attention: finish the previous layer, make this one's q, k and v."""
 
         def piece() -> None:
             if before:
-                self._finish(self.world.layers[layer.index - 1], size)
+                self._finish(self.world.layers[layer.index - 1], size, graph)
             for name in ("q", "k", "v"):
-                self._at("ready", name, layer, size).copy_(self._at("given", name, layer, size))
+                graph.hand_over(f"{name}.{layer.index}", self._at(f"given.{name}", layer, size))
 
         return piece
 
-    def _last_piece(self, layer: Layer, size: int) -> Piece:
-        return lambda: self._finish(layer, size)
-
-    def _finish(self, layer: Layer, size: int) -> None:
-        self._at("given", "out", layer, size).copy_(self._at("ready", "out", layer, size))
+    def _finish(self, layer: Layer, size: int, graph: SplitGraph) -> None:
+        self._at("given.out", layer, size).copy_(graph.ready[f"out.{layer.index}"])
 
     def _attention(self, layer: Layer, size: int, captured: CapturedSplit) -> Piece:
         def attend() -> None:
-            q, k, v = (self._at("ready", name, layer, size) for name in ("q", "k", "v"))
+            q, k, v = (captured.graph.ready[f"{name}.{layer.index}"] for name in ("q", "k", "v"))
             result = self.backend.forward(q, k, v, layer, captured.static)
-            self._at("ready", "out", layer, size)[: len(result)] = result
+            captured.graph.hand_back(f"out.{layer.index}", result, size)
 
         return attend
 
-    def _at(self, role: str, name: str, layer: Layer, size: int) -> torch.Tensor:
-        return self.buffers[f"{role}.{name}.{layer.index}"][:size]
+    def _at(self, name: str, layer: Layer, size: int) -> torch.Tensor:
+        return self.buffers[f"{name}.{layer.index}"][:size]
 
     def _load(self, size: int, requests: Sequence[Request]) -> tuple[Batch, Batch]:
         """The raw batch and its token-padded twin; NaN in all values that nobody may use."""
@@ -194,11 +245,12 @@ class SplitRunner:
             buffers[f"out_cache_loc.{group}"][:tokens] = slots
             buffers[f"out_cache_loc.{group}"][tokens:size] = 0
         for layer in self.world.layers:
-            for role in ("given", "ready"):
-                for name in ("q", "k", "v", "out"):
-                    fill_with_padding_nan(self._at(role, name, layer, size))
+            for name in ("q", "k", "v", "out"):
+                fill_with_padding_nan(self._at(f"given.{name}", layer, size))
             for name, values in inputs_of(requests, layer.index).items():
-                self._at("given", name, layer, tokens).copy_(values)
+                self._at(f"given.{name}", layer, tokens).copy_(values)
+        for values in self.captured[size].graph.ready.values() if size in self.captured else ():
+            fill_with_padding_nan(values)
         static = replace(
             raw,
             num_tokens=size,
@@ -208,11 +260,12 @@ class SplitRunner:
         )
         return raw, static
 
-    def changed_inputs(self, requests: Sequence[Request]) -> list[str]:
+    def changed_inputs(self, captured: CapturedSplit, requests: Sequence[Request]) -> list[str]:
         """Which of q, k and v of the live rows the attention changed."""
+        ready = captured.graph.ready
         return changed(
             {
-                f"{name} of layer {layer.index}": (self._at("ready", name, layer, len(values)), values)
+                f"{name} of layer {layer.index}": (ready[f"{name}.{layer.index}"][: len(values)], values)
                 for layer in self.world.layers
                 for name, values in inputs_of(requests, layer.index).items()
             }
@@ -230,7 +283,7 @@ class SplitRunner:
         return self._outputs(captured.batch.num_tokens)
 
     def _outputs(self, tokens: int) -> list[torch.Tensor]:
-        return [self._at("given", "out", layer, tokens).clone() for layer in self.world.layers]
+        return [self._at("given.out", layer, tokens).clone() for layer in self.world.layers]
 
 
 class SplitSubtest(GraphSubtest):

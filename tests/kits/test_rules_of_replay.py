@@ -9,8 +9,11 @@ import torch
 
 import kits
 from kits import errors
+from kits.graphs import Graph
+from kits.runners import split_op
 from kits.runners.graph import CapturedGraph, GraphRunner
 from kits.world import Request
+from tests.kits.generated import planned
 from tests.kits.subtests import make
 
 
@@ -70,3 +73,39 @@ def test_silent_eager_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphRunner, "run", run_eagerly)
     with pytest.raises(errors.NothingReplayedError, match="ran eagerly"):
         kits.run(make("kits.backends.flash_attention:FA3Backend"))
+
+
+def _record_nothing(self: split_op.SplitGraph, pieces: Sequence[split_op.Piece], attention: Sequence[object]) -> None:
+    self.parts = [*pieces[:1], *(part for pair in zip(attention, pieces[1:], strict=True) for part in pair)]
+
+
+def _replay_nothing(self: split_op.SplitGraph) -> None:
+    for part in self.parts:
+        if not isinstance(part, Graph):
+            part()
+
+
+@pytest.mark.parametrize("runner", ["pcg", "bcg"])
+@pytest.mark.parametrize(("name", "nothing"), [("record", _record_nothing), ("replay", _replay_nothing)])
+def test_split_graphs_that_run_eagerly(
+    runner: str, name: str, nothing: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces that were never captured give right answers too; graphs that are not replayed are refused by any check."""
+    for graph in (split_op.PiecewiseGraph, split_op.BreakableGraph):
+        monkeypatch.setattr(graph, name, nothing)
+    refusal = errors.NothingReplayedError if name == "record" else errors.KitError
+    with pytest.raises(refusal):
+        kits.run(planned()[f"dense.fa3.split_op.ragged3.{runner}"])
+
+
+def test_a_break_that_puts_its_result_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capture behind a break reads the first result's memory; a later one that lies elsewhere never gets there."""
+
+    def rebind(self: split_op.SplitGraph, name: str, result: torch.Tensor, size: int) -> None:
+        self.ready[name] = result.new_zeros(size, *result.shape[1:])
+        self.ready[name][: len(result)] = result
+
+    for runner, graph in (("pcg", split_op.PiecewiseGraph), ("bcg", split_op.BreakableGraph)):
+        monkeypatch.setattr(graph, "hand_back", rebind)
+        with pytest.raises((errors.PointerError, errors.ReplayError)):
+            kits.run(planned()[f"dense.fa3.split_op.ragged3.{runner}"])
