@@ -161,19 +161,13 @@ class SubtestRun:
                 for name, group in self.world.pool.groups.items()
                 for buffer, rows in group.differences(before[name]).items()
             }
-            own = self._own_writes(requests) if writes else {}
-            held = {
-                label: (bits(stored) == bits(wanted)).flatten(1).all(dim=1) for label, (stored, wanted) in own.items()
-            }
+            held = self._own_writes(requests) if writes else {}
             found = fetch({**changed, **held, "zones": intact()})  # one question about everything
             self._check_write_set({key: found[key] for key in changed}, (*requests, *padded) if writes else (), what)
             if not bool(found["zones"]):
                 raise KVIntegrityError(f"{what}: something wrote past the end of the {spoiled()[0]}")
-            for label, (stored, wanted) in own.items():
-                if bool(found[label].all()):
-                    continue
-                close = torch.isclose(stored.float(), wanted.float(), atol=1e-2, rtol=2e-2, equal_nan=True)
-                for row, of_row in enumerate(close.split([request.extend_len for request in requests])):
+            for label in held:
+                for row, of_row in enumerate(found[label].split([request.extend_len for request in requests])):
                     if not bool(of_row.all()):
                         raise KVIntegrityError(
                             f"{what}: row {row}, {label}: the write slots do not hold the new tokens"
@@ -199,17 +193,25 @@ class SubtestRun:
                     f"write set, first {self._owner_of(name, foreign[0])}"
                 )
 
-    def _own_writes(self, requests: Sequence[Request]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Per layer, for k and v: what the write slots hold, and what they are to hold. Scaled values are scaled back,
-        and hold what rounding left of them."""
-        writes = {}
+    def _own_writes(self, requests: Sequence[Request]) -> dict[str, torch.Tensor]:
+        """Per layer, for k and v: which new tokens the write slots hold, bool ``(tokens,)``. Bit for bit; only where
+        the cache is scaled within what dividing by the scale rounds off."""
+        holds = {}
         for layer in self.world.layers:
             group, new = self.world.pool.groups[layer.group], inputs_of(requests, layer.index)
             slots = torch.cat([request.slots[layer.group][request.prefix_len :] for request in requests])
             for label, buffer, scale in (("k", group.k, layer.k_scale), ("v", group.v, layer.v_scale)):
-                stored = buffer[layer.index][slots]
-                writes[f"{label} of layer {layer.index}"] = stored if scale == 1.0 else stored * scale, new[label]
-        return writes
+                stored, wanted = buffer[layer.index][slots], new[label]
+                if scale == 1.0:
+                    same = bits(stored) == bits(wanted)
+                else:
+                    rounding = torch.finfo(stored.dtype)
+                    scaled_back = stored.float() * scale
+                    same = torch.isclose(
+                        scaled_back, wanted.float(), atol=rounding.tiny, rtol=2 * rounding.eps, equal_nan=True
+                    )
+                holds[f"{label} of layer {layer.index}"] = same.flatten(1).all(dim=1)
+        return holds
 
     def _owner_of(self, group_name: str, slot: int) -> str:
         group = self.world.pool.groups[group_name]

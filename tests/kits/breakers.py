@@ -180,3 +180,11 @@ class ScalesQueryInPlace(InGraph):
 
     def trespass(self, q: torch.Tensor, batch: Batch) -> Any:
         return q.mul_(1 + 4e-3)
+
+
+class RoundsWhatItStores(TritonBackend):
+    """K and V pass through a format of fewer bits on their way into the cache; no output moves beyond tolerance."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        k, v = (values.bfloat16().to(values.dtype) for values in (k, v))
+        return super().forward(q, k, v, layer, batch)

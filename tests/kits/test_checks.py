@@ -43,6 +43,14 @@ def test_kv_integrity_alone_sees_a_foreign_write(monkeypatch: pytest.MonkeyPatch
     kits.run(subtest)
 
 
+@pytest.mark.parametrize("scales", [{}, {"k_scale": 0.37, "v_scale": 2.1}], ids=["unscaled", "scaled"])
+def test_kv_integrity_asks_for_the_bits_that_were_written(scales: dict[str, float], monkeypatch: Any) -> None:
+    subtest = make("tests.kits.breakers:RoundsWhatItStores", dtype="float16", **scales)
+    monkeypatch.setattr(common.SubtestRun, "compare", lambda *_: None)
+    with pytest.raises(errors.KVIntegrityError, match="do not hold the new tokens"):
+        kits.run(subtest)
+
+
 def test_neighbour_check_alone_sees_a_coupled_row(monkeypatch: pytest.MonkeyPatch) -> None:
     subtest = make("tests.kits.breakers:LooksAtNeighbours")
     with pytest.raises(errors.NeighbourError, match="bit for bit"):
