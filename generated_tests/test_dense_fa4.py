@@ -8,28 +8,19 @@ from functools import partial
 
 import pytest
 
-from kits import Case, KnownFailure, Model, Speculation, Subtest, Tolerance, run
+from kits import Case, KnownFailure, Model, Native, Speculation, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.flash_attention:FA4Backend"
+NATIVE = Native(packages=("flash-attn-4>=4.0.0b14",), capability=">=9.0,<11.0")
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
-MODEL = Model(
-    method="dense",
-    q_heads=4,
-    kv_heads=4,
-    head_dim=64,
-    v_head_dim=64,
-    scale=0.2,
-    dtype="bfloat16",
-    softcap=2.0,
-    sinks=True,
-)
-MODEL_SOFTCAP_SINKS = replace(MODEL, softcap=None, sinks=False)
-MODEL_Q8_KV2 = replace(MODEL, q_heads=8, kv_heads=2)
-MODEL_KV1 = replace(MODEL, kv_heads=1)
+MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16")
+MODEL_SOFTCAP_SINKS = replace(MODEL, softcap=2.0, sinks=True)
+MODEL_Q8_KV2_SOFTCAP_SINKS = replace(MODEL, q_heads=8, kv_heads=2, softcap=2.0, sinks=True)
+MODEL_KV1_SOFTCAP_SINKS = replace(MODEL, kv_heads=1, softcap=2.0, sinks=True)
+MODEL_Q10_KV2_SOFTCAP_SINKS = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0, sinks=True)
 MODEL_Q10_KV2 = replace(MODEL, q_heads=10, kv_heads=2)
-MODEL_Q10_KV2_SOFTCAP_SINKS = replace(MODEL, q_heads=10, kv_heads=2, softcap=None, sinks=False)
-MODEL_SOFTCAP_SINKS_HIDDEN256 = replace(MODEL, softcap=None, sinks=False, hidden=256)
-MODEL_SOFTCAP = replace(MODEL, softcap=None)
+MODEL_HIDDEN256 = replace(MODEL, hidden=256)
+MODEL_SINKS = replace(MODEL, sinks=True)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -77,7 +68,7 @@ ACCEPTED_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(3, 1),
     page_size=128,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1), accepted=(3, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 ACCEPTED_MTP_FROZEN_KV_MTP = Case(
     name="accepted_mtp_frozen_kv_mtp",
@@ -85,7 +76,7 @@ ACCEPTED_MTP_FROZEN_KV_MTP = Case(
     prefix_lens=(14, 7),
     extend_lens=(1, 2),
     page_size=128,
-    speculation=Speculation(kind="frozen_kv_mtp", draft_tokens=2, steps=2, parents=(-1, 0), accepted=(1, 2)),
+    speculation=Speculation(kind="frozen_kv_mtp", draft_tokens=2, steps=2, parents=(-1, 0)),
 )
 ACCEPTED_V2_EAGLE_CHAIN = Case(
     name="accepted_v2_eagle_chain",
@@ -130,22 +121,22 @@ FA_DE_V2_PREFIX = KnownFailure(
     wrong=(0.6, 0.97),
 )
 
-eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE)
 
 EAGER = [
-    eager(id="dense.fa4.eager.tiny_p1", model=MODEL_SOFTCAP_SINKS, case=TINY_P1),
-    eager(id="dense.fa4.eager.zero_page", model=MODEL_SOFTCAP_SINKS, case=ZERO_PAGE),
-    eager(id="dense.fa4.eager.zero_ragged", model=MODEL_SOFTCAP_SINKS, case=ZERO_RAGGED),
-    eager(id="dense.fa4.eager.page_plus2", model=MODEL, case=PAGE_PLUS2),
-    eager(id="dense.fa4.eager.half_half", model=MODEL_SOFTCAP_SINKS, case=HALF_HALF),
-    eager(id="dense.fa4.eager.cross2", model=MODEL_SOFTCAP_SINKS, case=CROSS2),
-    eager(id="dense.fa4.eager.ragged3", model=MODEL_SOFTCAP_SINKS, case=RAGGED3),
-    eager(id="dense.fa4.eager.p32_cross", model=MODEL_SOFTCAP_SINKS, case=P32_CROSS),
-    eager(id="dense.fa4.eager.decode3", model=MODEL_SOFTCAP_SINKS, case=DECODE3),
-    eager(id="dense.fa4.eager.decode1", model=MODEL_SOFTCAP_SINKS, case=DECODE1),
-    eager(id="dense.fa4.eager.gqa_decode", model=MODEL_Q8_KV2, case=GQA_DECODE),
-    eager(id="dense.fa4.eager.mqa_half", model=MODEL_KV1, case=MQA_HALF),
-    eager(id="dense.fa4.eager.gqa_cross", model=MODEL_Q10_KV2, case=GQA_CROSS),
+    eager(id="dense.fa4.eager.tiny_p1", model=MODEL, case=TINY_P1),
+    eager(id="dense.fa4.eager.zero_page", model=MODEL, case=ZERO_PAGE),
+    eager(id="dense.fa4.eager.zero_ragged", model=MODEL, case=ZERO_RAGGED),
+    eager(id="dense.fa4.eager.page_plus2", model=MODEL_SOFTCAP_SINKS, case=PAGE_PLUS2),
+    eager(id="dense.fa4.eager.half_half", model=MODEL, case=HALF_HALF),
+    eager(id="dense.fa4.eager.cross2", model=MODEL, case=CROSS2),
+    eager(id="dense.fa4.eager.ragged3", model=MODEL, case=RAGGED3),
+    eager(id="dense.fa4.eager.p32_cross", model=MODEL, case=P32_CROSS),
+    eager(id="dense.fa4.eager.decode3", model=MODEL, case=DECODE3),
+    eager(id="dense.fa4.eager.decode1", model=MODEL, case=DECODE1),
+    eager(id="dense.fa4.eager.gqa_decode", model=MODEL_Q8_KV2_SOFTCAP_SINKS, case=GQA_DECODE),
+    eager(id="dense.fa4.eager.mqa_half", model=MODEL_KV1_SOFTCAP_SINKS, case=MQA_HALF),
+    eager(id="dense.fa4.eager.gqa_cross", model=MODEL_Q10_KV2_SOFTCAP_SINKS, case=GQA_CROSS),
 ]
 
 
@@ -155,7 +146,7 @@ def test_eager(subtest: Subtest) -> None:
 
 
 layouts = partial(
-    Subtest, adapter=ADAPTER, model=MODEL_SOFTCAP_SINKS, runner="eager", seq_lens="total", tolerance=TOLERANCE
+    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
 )
 
 LAYOUTS = [
@@ -175,7 +166,15 @@ def test_layouts(subtest: Subtest) -> None:
     run(subtest)
 
 
-decode_cg = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE)
+decode_cg = partial(
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL_SOFTCAP_SINKS,
+    runner="cuda_graph",
+    seq_lens="total",
+    tolerance=TOLERANCE,
+    native=NATIVE,
+)
 
 DECODE_CG = [
     decode_cg(id="dense.fa4.decode_cg.decode3_free.small_real.x1", case=DECODE3_FREE, pad_style="small_real"),
@@ -200,13 +199,13 @@ def test_decode_cg(subtest: Subtest) -> None:
     run(subtest)
 
 
-split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERANCE)
+split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERANCE, native=NATIVE)
 
 SPLIT_OP = [
-    split_op(id="dense.fa4.split_op.ragged3.pcg", model=MODEL_SOFTCAP_SINKS, case=RAGGED3, runner="pcg"),
-    split_op(id="dense.fa4.split_op.ragged3.bcg", model=MODEL_SOFTCAP_SINKS, case=RAGGED3, runner="bcg"),
-    split_op(id="dense.fa4.split_op.gqa_cross.pcg", model=MODEL_Q10_KV2, case=GQA_CROSS, runner="pcg"),
-    split_op(id="dense.fa4.split_op.gqa_cross.bcg", model=MODEL_Q10_KV2, case=GQA_CROSS, runner="bcg"),
+    split_op(id="dense.fa4.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),
+    split_op(id="dense.fa4.split_op.ragged3.bcg", model=MODEL, case=RAGGED3, runner="bcg"),
+    split_op(id="dense.fa4.split_op.gqa_cross.pcg", model=MODEL_Q10_KV2_SOFTCAP_SINKS, case=GQA_CROSS, runner="pcg"),
+    split_op(id="dense.fa4.split_op.gqa_cross.bcg", model=MODEL_Q10_KV2_SOFTCAP_SINKS, case=GQA_CROSS, runner="bcg"),
 ]
 
 
@@ -215,12 +214,12 @@ def test_split_op(subtest: Subtest) -> None:
     run(subtest)
 
 
-verify = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="prefix", tolerance=TOLERANCE)
+verify = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="prefix", tolerance=TOLERANCE, native=NATIVE)
 
 VERIFY = [
-    verify(id="dense.fa4.verify.eagle_chain", model=MODEL, case=VERIFY_EAGLE_CHAIN),
-    verify(id="dense.fa4.verify.eagle_tree", model=MODEL, case=VERIFY_EAGLE_TREE),
-    verify(id="dense.fa4.verify.frozen_kv_mtp", model=MODEL_Q10_KV2_SOFTCAP_SINKS, case=VERIFY_GQA_FROZEN_KV_MTP),
+    verify(id="dense.fa4.verify.eagle_chain", model=MODEL_SOFTCAP_SINKS, case=VERIFY_EAGLE_CHAIN),
+    verify(id="dense.fa4.verify.eagle_tree", model=MODEL_SOFTCAP_SINKS, case=VERIFY_EAGLE_TREE),
+    verify(id="dense.fa4.verify.frozen_kv_mtp", model=MODEL_Q10_KV2, case=VERIFY_GQA_FROZEN_KV_MTP),
 ]
 
 
@@ -229,113 +228,127 @@ def test_verify(subtest: Subtest) -> None:
     run(subtest)
 
 
-verify_cg = partial(Subtest, adapter=ADAPTER, runner="cuda_graph", seq_lens="prefix", tolerance=TOLERANCE)
+verify_cg = partial(
+    Subtest, adapter=ADAPTER, runner="cuda_graph", seq_lens="prefix", tolerance=TOLERANCE, native=NATIVE
+)
 
 VERIFY_CG = [
     verify_cg(
-        id="dense.fa4.verify_cg.eagle_chain.small_real.x1", model=MODEL, case=VERIFY_EAGLE_CHAIN, pad_style="small_real"
+        id="dense.fa4.verify_cg.eagle_chain.small_real.x1",
+        model=MODEL_SOFTCAP_SINKS,
+        case=VERIFY_EAGLE_CHAIN,
+        pad_style="small_real",
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_chain.small_real.x2",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=VERIFY_EAGLE_CHAIN,
         pad_style="small_real",
         multiplier=2,
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_chain.small_real.x4",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=VERIFY_EAGLE_CHAIN,
         pad_style="small_real",
         multiplier=4,
     ),
     verify_cg(
-        id="dense.fa4.verify_cg.eagle_chain.prod_fill.x1", model=MODEL, case=VERIFY_EAGLE_CHAIN, pad_style="prod_fill"
+        id="dense.fa4.verify_cg.eagle_chain.prod_fill.x1",
+        model=MODEL_SOFTCAP_SINKS,
+        case=VERIFY_EAGLE_CHAIN,
+        pad_style="prod_fill",
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_chain.prod_fill.x2",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=VERIFY_EAGLE_CHAIN,
         pad_style="prod_fill",
         multiplier=2,
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_chain.prod_fill.x4",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=VERIFY_EAGLE_CHAIN,
         pad_style="prod_fill",
         multiplier=4,
     ),
     verify_cg(
-        id="dense.fa4.verify_cg.eagle_tree.small_real.x1", model=MODEL, case=VERIFY_EAGLE_TREE, pad_style="small_real"
+        id="dense.fa4.verify_cg.eagle_tree.small_real.x1",
+        model=MODEL_SOFTCAP_SINKS,
+        case=VERIFY_EAGLE_TREE,
+        pad_style="small_real",
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_tree.small_real.x2",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=VERIFY_EAGLE_TREE,
         pad_style="small_real",
         multiplier=2,
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_tree.small_real.x4",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=VERIFY_EAGLE_TREE,
         pad_style="small_real",
         multiplier=4,
     ),
     verify_cg(
-        id="dense.fa4.verify_cg.eagle_tree.prod_fill.x1", model=MODEL, case=VERIFY_EAGLE_TREE, pad_style="prod_fill"
+        id="dense.fa4.verify_cg.eagle_tree.prod_fill.x1",
+        model=MODEL_SOFTCAP_SINKS,
+        case=VERIFY_EAGLE_TREE,
+        pad_style="prod_fill",
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_tree.prod_fill.x2",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=VERIFY_EAGLE_TREE,
         pad_style="prod_fill",
         multiplier=2,
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_tree.prod_fill.x4",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=VERIFY_EAGLE_TREE,
         pad_style="prod_fill",
         multiplier=4,
     ),
     verify_cg(
         id="dense.fa4.verify_cg.frozen_kv_mtp.small_real.x1",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_FROZEN_KV_MTP,
         pad_style="small_real",
     ),
     verify_cg(
         id="dense.fa4.verify_cg.frozen_kv_mtp.small_real.x2",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_FROZEN_KV_MTP,
         pad_style="small_real",
         multiplier=2,
     ),
     verify_cg(
         id="dense.fa4.verify_cg.frozen_kv_mtp.small_real.x4",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_FROZEN_KV_MTP,
         pad_style="small_real",
         multiplier=4,
     ),
     verify_cg(
         id="dense.fa4.verify_cg.frozen_kv_mtp.prod_fill.x1",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_FROZEN_KV_MTP,
         pad_style="prod_fill",
     ),
     verify_cg(
         id="dense.fa4.verify_cg.frozen_kv_mtp.prod_fill.x2",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_FROZEN_KV_MTP,
         pad_style="prod_fill",
         multiplier=2,
     ),
     verify_cg(
         id="dense.fa4.verify_cg.frozen_kv_mtp.prod_fill.x4",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_FROZEN_KV_MTP,
         pad_style="prod_fill",
         multiplier=4,
@@ -348,13 +361,11 @@ def test_verify_cg(subtest: Subtest) -> None:
     run(subtest)
 
 
-draft_extend = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+draft_extend = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE)
 
 DRAFT_EXTEND = [
-    draft_extend(id="dense.fa4.draft_extend.eagle_chain", model=MODEL, case=ACCEPTED_EAGLE_CHAIN),
-    draft_extend(
-        id="dense.fa4.draft_extend.frozen_kv_mtp", model=MODEL_Q10_KV2_SOFTCAP_SINKS, case=ACCEPTED_MTP_FROZEN_KV_MTP
-    ),
+    draft_extend(id="dense.fa4.draft_extend.eagle_chain", model=MODEL_SOFTCAP_SINKS, case=ACCEPTED_EAGLE_CHAIN),
+    draft_extend(id="dense.fa4.draft_extend.frozen_kv_mtp", model=MODEL_Q10_KV2, case=ACCEPTED_MTP_FROZEN_KV_MTP),
 ]
 
 
@@ -363,85 +374,87 @@ def test_draft_extend(subtest: Subtest) -> None:
     run(subtest)
 
 
-draft_extend_cg = partial(Subtest, adapter=ADAPTER, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE)
+draft_extend_cg = partial(
+    Subtest, adapter=ADAPTER, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
+)
 
 DRAFT_EXTEND_CG = [
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.eagle_chain.small_real.x1",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=ACCEPTED_EAGLE_CHAIN,
         pad_style="small_real",
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.eagle_chain.small_real.x2",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=ACCEPTED_EAGLE_CHAIN,
         pad_style="small_real",
         multiplier=2,
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.eagle_chain.small_real.x4",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=ACCEPTED_EAGLE_CHAIN,
         pad_style="small_real",
         multiplier=4,
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.eagle_chain.prod_fill.x1",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=ACCEPTED_EAGLE_CHAIN,
         pad_style="prod_fill",
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.eagle_chain.prod_fill.x2",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=ACCEPTED_EAGLE_CHAIN,
         pad_style="prod_fill",
         multiplier=2,
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.eagle_chain.prod_fill.x4",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS,
         case=ACCEPTED_EAGLE_CHAIN,
         pad_style="prod_fill",
         multiplier=4,
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.frozen_kv_mtp.small_real.x1",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        model=MODEL_Q10_KV2,
         case=ACCEPTED_MTP_FROZEN_KV_MTP,
         pad_style="small_real",
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.frozen_kv_mtp.small_real.x2",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        model=MODEL_Q10_KV2,
         case=ACCEPTED_MTP_FROZEN_KV_MTP,
         pad_style="small_real",
         multiplier=2,
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.frozen_kv_mtp.small_real.x4",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        model=MODEL_Q10_KV2,
         case=ACCEPTED_MTP_FROZEN_KV_MTP,
         pad_style="small_real",
         multiplier=4,
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.frozen_kv_mtp.prod_fill.x1",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        model=MODEL_Q10_KV2,
         case=ACCEPTED_MTP_FROZEN_KV_MTP,
         pad_style="prod_fill",
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.frozen_kv_mtp.prod_fill.x2",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        model=MODEL_Q10_KV2,
         case=ACCEPTED_MTP_FROZEN_KV_MTP,
         pad_style="prod_fill",
         multiplier=2,
     ),
     draft_extend_cg(
         id="dense.fa4.draft_extend_cg.frozen_kv_mtp.prod_fill.x4",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        model=MODEL_Q10_KV2,
         case=ACCEPTED_MTP_FROZEN_KV_MTP,
         pad_style="prod_fill",
         multiplier=4,
@@ -455,7 +468,7 @@ def test_draft_extend_cg(subtest: Subtest) -> None:
 
 
 draft_extend_v2 = partial(
-    Subtest, adapter=ADAPTER, model=MODEL_SOFTCAP_SINKS_HIDDEN256, runner="eager", tolerance=TOLERANCE
+    Subtest, adapter=ADAPTER, model=MODEL_HIDDEN256, runner="eager", tolerance=TOLERANCE, native=NATIVE
 )
 
 DRAFT_EXTEND_V2 = [
@@ -475,7 +488,7 @@ def test_draft_extend_v2(subtest: Subtest) -> None:
 
 
 draft_extend_v2_fa_cg = partial(
-    Subtest, adapter=ADAPTER, model=MODEL_SOFTCAP_SINKS_HIDDEN256, runner="cuda_graph", tolerance=TOLERANCE
+    Subtest, adapter=ADAPTER, model=MODEL_HIDDEN256, runner="cuda_graph", tolerance=TOLERANCE, native=NATIVE
 )
 
 DRAFT_EXTEND_V2_FA_CG = [
@@ -576,10 +589,11 @@ def test_draft_extend_v2_fa_cg(subtest: Subtest) -> None:
 eagle_draft_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_SOFTCAP,
+    model=MODEL_SINKS,
     runner="cuda_graph_multi_step",
     seq_lens="prefix",
     tolerance=TOLERANCE,
+    native=NATIVE,
 )
 
 EAGLE_DRAFT_CG = [
@@ -595,10 +609,11 @@ def test_eagle_draft_cg(subtest: Subtest) -> None:
 frozen_kv_mtp_draft_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+    model=MODEL_Q10_KV2,
     runner="cuda_graph_multi_step",
     seq_lens="prefix",
     tolerance=TOLERANCE,
+    native=NATIVE,
 )
 
 FROZEN_KV_MTP_DRAFT_CG = [

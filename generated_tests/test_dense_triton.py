@@ -12,28 +12,18 @@ from kits import Case, Model, Speculation, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.triton:TritonBackend"
 TOLERANCE = Tolerance(atol=0.002, rtol=0.002)
-MODEL = Model(
-    method="dense",
-    q_heads=4,
-    kv_heads=4,
-    head_dim=64,
-    v_head_dim=64,
-    scale=0.2,
-    dtype="float16",
-    softcap=2.0,
-    sinks=True,
-    k_scale=0.37,
-    v_scale=2.1,
+MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="float16")
+MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1)
+MODEL_Q8_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(
+    MODEL, q_heads=8, kv_heads=2, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1
 )
-MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, softcap=None, sinks=False, k_scale=1.0, v_scale=1.0)
-MODEL_Q8_KV2 = replace(MODEL, q_heads=8, kv_heads=2)
-MODEL_KV1 = replace(MODEL, kv_heads=1)
-MODEL_Q10_KV2 = replace(MODEL, q_heads=10, kv_heads=2)
+MODEL_KV1_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, kv_heads=1, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1)
 MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(
-    MODEL, q_heads=10, kv_heads=2, softcap=None, sinks=False, k_scale=1.0, v_scale=1.0
+    MODEL, q_heads=10, kv_heads=2, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1
 )
-MODEL_SOFTCAP_SINKS_HIDDEN256 = replace(MODEL, softcap=None, sinks=False, hidden=256)
-MODEL_SOFTCAP = replace(MODEL, softcap=None)
+MODEL_Q10_KV2 = replace(MODEL, q_heads=10, kv_heads=2)
+MODEL_K_SCALE_V_SCALE_HIDDEN256 = replace(MODEL, k_scale=0.37, v_scale=2.1, hidden=256)
+MODEL_SINKS_K_SCALE_V_SCALE = replace(MODEL, sinks=True, k_scale=0.37, v_scale=2.1)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -137,19 +127,19 @@ DRAFT_STEPS_GQA_FROZEN_KV_MTP = Case(
 eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE, requires=("triton",))
 
 EAGER = [
-    eager(id="dense.triton.eager.tiny_p1", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=TINY_P1),
-    eager(id="dense.triton.eager.zero_page", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=ZERO_PAGE),
-    eager(id="dense.triton.eager.zero_ragged", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=ZERO_RAGGED),
-    eager(id="dense.triton.eager.page_plus2", model=MODEL, case=PAGE_PLUS2),
-    eager(id="dense.triton.eager.half_half", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=HALF_HALF),
-    eager(id="dense.triton.eager.cross2", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=CROSS2),
-    eager(id="dense.triton.eager.ragged3", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=RAGGED3),
-    eager(id="dense.triton.eager.p32_cross", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=P32_CROSS),
-    eager(id="dense.triton.eager.decode3", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=DECODE3),
-    eager(id="dense.triton.eager.decode1", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=DECODE1),
-    eager(id="dense.triton.eager.gqa_decode", model=MODEL_Q8_KV2, case=GQA_DECODE),
-    eager(id="dense.triton.eager.mqa_half", model=MODEL_KV1, case=MQA_HALF),
-    eager(id="dense.triton.eager.gqa_cross", model=MODEL_Q10_KV2, case=GQA_CROSS),
+    eager(id="dense.triton.eager.tiny_p1", model=MODEL, case=TINY_P1),
+    eager(id="dense.triton.eager.zero_page", model=MODEL, case=ZERO_PAGE),
+    eager(id="dense.triton.eager.zero_ragged", model=MODEL, case=ZERO_RAGGED),
+    eager(id="dense.triton.eager.page_plus2", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=PAGE_PLUS2),
+    eager(id="dense.triton.eager.half_half", model=MODEL, case=HALF_HALF),
+    eager(id="dense.triton.eager.cross2", model=MODEL, case=CROSS2),
+    eager(id="dense.triton.eager.ragged3", model=MODEL, case=RAGGED3),
+    eager(id="dense.triton.eager.p32_cross", model=MODEL, case=P32_CROSS),
+    eager(id="dense.triton.eager.decode3", model=MODEL, case=DECODE3),
+    eager(id="dense.triton.eager.decode1", model=MODEL, case=DECODE1),
+    eager(id="dense.triton.eager.gqa_decode", model=MODEL_Q8_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=GQA_DECODE),
+    eager(id="dense.triton.eager.mqa_half", model=MODEL_KV1_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=MQA_HALF),
+    eager(id="dense.triton.eager.gqa_cross", model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=GQA_CROSS),
 ]
 
 
@@ -159,13 +149,7 @@ def test_eager(subtest: Subtest) -> None:
 
 
 layouts = partial(
-    Subtest,
-    adapter=ADAPTER,
-    model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
-    runner="eager",
-    seq_lens="total",
-    tolerance=TOLERANCE,
-    requires=("triton",),
+    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE, requires=("triton",)
 )
 
 LAYOUTS = [
@@ -183,7 +167,7 @@ def test_layouts(subtest: Subtest) -> None:
 decode_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL,
+    model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
     runner="cuda_graph",
     seq_lens="total",
     tolerance=TOLERANCE,
@@ -216,14 +200,20 @@ def test_decode_cg(subtest: Subtest) -> None:
 split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERANCE, requires=("triton",))
 
 SPLIT_OP = [
+    split_op(id="dense.triton.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),
+    split_op(id="dense.triton.split_op.ragged3.bcg", model=MODEL, case=RAGGED3, runner="bcg"),
     split_op(
-        id="dense.triton.split_op.ragged3.pcg", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=RAGGED3, runner="pcg"
+        id="dense.triton.split_op.gqa_cross.pcg",
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        case=GQA_CROSS,
+        runner="pcg",
     ),
     split_op(
-        id="dense.triton.split_op.ragged3.bcg", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=RAGGED3, runner="bcg"
+        id="dense.triton.split_op.gqa_cross.bcg",
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        case=GQA_CROSS,
+        runner="bcg",
     ),
-    split_op(id="dense.triton.split_op.gqa_cross.pcg", model=MODEL_Q10_KV2, case=GQA_CROSS, runner="pcg"),
-    split_op(id="dense.triton.split_op.gqa_cross.bcg", model=MODEL_Q10_KV2, case=GQA_CROSS, runner="bcg"),
 ]
 
 
@@ -235,15 +225,11 @@ def test_split_op(subtest: Subtest) -> None:
 verify = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="prefix", tolerance=TOLERANCE, requires=("triton",))
 
 VERIFY = [
-    verify(id="dense.triton.verify.eagle_chain", model=MODEL, case=VERIFY_EAGLE_CHAIN),
-    verify(id="dense.triton.verify.eagle_tree", model=MODEL, case=VERIFY_EAGLE_TREE),
-    verify(
-        id="dense.triton.verify.frozen_kv_mtp",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
-        case=VERIFY_GQA_FROZEN_KV_MTP,
-    ),
-    verify(id="dense.triton.verify.dflash", model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=VERIFY_GQA_DFLASH),
-    verify(id="dense.triton.verify.ngram", model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=VERIFY_GQA_NGRAM),
+    verify(id="dense.triton.verify.eagle_chain", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=VERIFY_EAGLE_CHAIN),
+    verify(id="dense.triton.verify.eagle_tree", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=VERIFY_EAGLE_TREE),
+    verify(id="dense.triton.verify.frozen_kv_mtp", model=MODEL_Q10_KV2, case=VERIFY_GQA_FROZEN_KV_MTP),
+    verify(id="dense.triton.verify.dflash", model=MODEL_Q10_KV2, case=VERIFY_GQA_DFLASH),
+    verify(id="dense.triton.verify.ngram", model=MODEL_Q10_KV2, case=VERIFY_GQA_NGRAM),
 ]
 
 
@@ -259,197 +245,200 @@ verify_cg = partial(
 VERIFY_CG = [
     verify_cg(
         id="dense.triton.verify_cg.eagle_chain.small_real.x1",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
         case=VERIFY_EAGLE_CHAIN,
         pad_style="small_real",
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_chain.small_real.x2",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
         case=VERIFY_EAGLE_CHAIN,
         pad_style="small_real",
         multiplier=2,
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_chain.small_real.x4",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
         case=VERIFY_EAGLE_CHAIN,
         pad_style="small_real",
         multiplier=4,
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_chain.prod_fill.x1",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
         case=VERIFY_EAGLE_CHAIN,
         pad_style="prod_fill",
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_chain.prod_fill.x2",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
         case=VERIFY_EAGLE_CHAIN,
         pad_style="prod_fill",
         multiplier=2,
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_chain.prod_fill.x4",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
         case=VERIFY_EAGLE_CHAIN,
         pad_style="prod_fill",
         multiplier=4,
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_tree.small_real.x1",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
         case=VERIFY_EAGLE_TREE,
         pad_style="small_real",
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_tree.small_real.x2",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
         case=VERIFY_EAGLE_TREE,
         pad_style="small_real",
         multiplier=2,
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_tree.small_real.x4",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
         case=VERIFY_EAGLE_TREE,
         pad_style="small_real",
         multiplier=4,
     ),
     verify_cg(
-        id="dense.triton.verify_cg.eagle_tree.prod_fill.x1", model=MODEL, case=VERIFY_EAGLE_TREE, pad_style="prod_fill"
+        id="dense.triton.verify_cg.eagle_tree.prod_fill.x1",
+        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        case=VERIFY_EAGLE_TREE,
+        pad_style="prod_fill",
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_tree.prod_fill.x2",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
         case=VERIFY_EAGLE_TREE,
         pad_style="prod_fill",
         multiplier=2,
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_tree.prod_fill.x4",
-        model=MODEL,
+        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
         case=VERIFY_EAGLE_TREE,
         pad_style="prod_fill",
         multiplier=4,
     ),
     verify_cg(
         id="dense.triton.verify_cg.frozen_kv_mtp.small_real.x1",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_FROZEN_KV_MTP,
         pad_style="small_real",
     ),
     verify_cg(
         id="dense.triton.verify_cg.frozen_kv_mtp.small_real.x2",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_FROZEN_KV_MTP,
         pad_style="small_real",
         multiplier=2,
     ),
     verify_cg(
         id="dense.triton.verify_cg.frozen_kv_mtp.small_real.x4",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_FROZEN_KV_MTP,
         pad_style="small_real",
         multiplier=4,
     ),
     verify_cg(
         id="dense.triton.verify_cg.frozen_kv_mtp.prod_fill.x1",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_FROZEN_KV_MTP,
         pad_style="prod_fill",
     ),
     verify_cg(
         id="dense.triton.verify_cg.frozen_kv_mtp.prod_fill.x2",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_FROZEN_KV_MTP,
         pad_style="prod_fill",
         multiplier=2,
     ),
     verify_cg(
         id="dense.triton.verify_cg.frozen_kv_mtp.prod_fill.x4",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_FROZEN_KV_MTP,
         pad_style="prod_fill",
         multiplier=4,
     ),
     verify_cg(
         id="dense.triton.verify_cg.dflash.small_real.x1",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_DFLASH,
         pad_style="small_real",
     ),
     verify_cg(
         id="dense.triton.verify_cg.dflash.small_real.x2",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_DFLASH,
         pad_style="small_real",
         multiplier=2,
     ),
     verify_cg(
         id="dense.triton.verify_cg.dflash.small_real.x4",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_DFLASH,
         pad_style="small_real",
         multiplier=4,
     ),
     verify_cg(
         id="dense.triton.verify_cg.dflash.prod_fill.x1",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_DFLASH,
         pad_style="prod_fill",
     ),
     verify_cg(
         id="dense.triton.verify_cg.dflash.prod_fill.x2",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_DFLASH,
         pad_style="prod_fill",
         multiplier=2,
     ),
     verify_cg(
         id="dense.triton.verify_cg.dflash.prod_fill.x4",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_DFLASH,
         pad_style="prod_fill",
         multiplier=4,
     ),
     verify_cg(
         id="dense.triton.verify_cg.ngram.small_real.x1",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_NGRAM,
         pad_style="small_real",
     ),
     verify_cg(
         id="dense.triton.verify_cg.ngram.small_real.x2",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_NGRAM,
         pad_style="small_real",
         multiplier=2,
     ),
     verify_cg(
         id="dense.triton.verify_cg.ngram.small_real.x4",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_NGRAM,
         pad_style="small_real",
         multiplier=4,
     ),
     verify_cg(
         id="dense.triton.verify_cg.ngram.prod_fill.x1",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_NGRAM,
         pad_style="prod_fill",
     ),
     verify_cg(
         id="dense.triton.verify_cg.ngram.prod_fill.x2",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_NGRAM,
         pad_style="prod_fill",
         multiplier=2,
     ),
     verify_cg(
         id="dense.triton.verify_cg.ngram.prod_fill.x4",
-        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        model=MODEL_Q10_KV2,
         case=VERIFY_GQA_NGRAM,
         pad_style="prod_fill",
         multiplier=4,
@@ -465,7 +454,7 @@ def test_verify_cg(subtest: Subtest) -> None:
 draft_extend_v2 = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_SOFTCAP_SINKS_HIDDEN256,
+    model=MODEL_K_SCALE_V_SCALE_HIDDEN256,
     runner="eager",
     seq_lens="total",
     tolerance=TOLERANCE,
@@ -485,7 +474,7 @@ def test_draft_extend_v2(subtest: Subtest) -> None:
 draft_extend_v2_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_SOFTCAP_SINKS_HIDDEN256,
+    model=MODEL_K_SCALE_V_SCALE_HIDDEN256,
     runner="cuda_graph",
     seq_lens="total",
     tolerance=TOLERANCE,
@@ -538,7 +527,7 @@ def test_draft_extend_v2_cg(subtest: Subtest) -> None:
 eagle_draft_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_SOFTCAP,
+    model=MODEL_SINKS_K_SCALE_V_SCALE,
     runner="cuda_graph_multi_step",
     seq_lens="prefix",
     tolerance=TOLERANCE,
@@ -559,7 +548,7 @@ def test_eagle_draft_cg(subtest: Subtest) -> None:
 eagle_draft_extend_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL,
+    model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
     runner="cuda_graph",
     seq_lens="total",
     tolerance=TOLERANCE,
@@ -579,7 +568,7 @@ def test_eagle_draft_extend_cg(subtest: Subtest) -> None:
 frozen_kv_mtp_draft_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+    model=MODEL_Q10_KV2,
     runner="cuda_graph_multi_step",
     seq_lens="prefix",
     tolerance=TOLERANCE,

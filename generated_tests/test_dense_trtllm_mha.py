@@ -8,15 +8,14 @@ from functools import partial
 
 import pytest
 
-from kits import Case, Model, Speculation, Subtest, Tolerance, run
+from kits import Case, Model, Native, Speculation, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.block_tables:TRTLLMBackend"
+NATIVE = Native(packages=("flashinfer-python>=0.6",), capability=">=9.0")
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
-MODEL = Model(
-    method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16", sinks=True
-)
-MODEL_SINKS = replace(MODEL, sinks=False)
-MODEL_Q8_KV2 = replace(MODEL, q_heads=8, kv_heads=2)
+MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="bfloat16")
+MODEL_Q8_KV2_SINKS = replace(MODEL, q_heads=8, kv_heads=2, sinks=True)
+MODEL_SINKS = replace(MODEL, sinks=True)
 
 DECODE3 = Case(name="decode3", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
 DECODE1 = Case(name="decode1", mode="DECODE", prefix_lens=(7,), extend_lens=(1,), page_size=16)
@@ -33,13 +32,13 @@ DRAFT_STEPS_EAGLE_CHAIN = Case(
     speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 
-eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE)
 
 EAGER = [
-    eager(id="dense.trtllm_mha.eager.decode3", model=MODEL_SINKS, case=DECODE3),
-    eager(id="dense.trtllm_mha.eager.decode1", model=MODEL_SINKS, case=DECODE1),
-    eager(id="dense.trtllm_mha.eager.gqa_decode", model=MODEL_Q8_KV2, case=GQA_DECODE),
-    eager(id="dense.trtllm_mha.eager.decode_p32", model=MODEL_SINKS, case=DECODE_P32),
+    eager(id="dense.trtllm_mha.eager.decode3", model=MODEL, case=DECODE3),
+    eager(id="dense.trtllm_mha.eager.decode1", model=MODEL, case=DECODE1),
+    eager(id="dense.trtllm_mha.eager.gqa_decode", model=MODEL_Q8_KV2_SINKS, case=GQA_DECODE),
+    eager(id="dense.trtllm_mha.eager.decode_p32", model=MODEL, case=DECODE_P32),
 ]
 
 
@@ -51,11 +50,12 @@ def test_eager(subtest: Subtest) -> None:
 layouts = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_SINKS,
+    model=MODEL,
     runner="eager",
     seq_lens="total",
     layout="interleaved_pages",
     tolerance=TOLERANCE,
+    native=NATIVE,
 )
 
 LAYOUTS = [
@@ -68,7 +68,15 @@ def test_layouts(subtest: Subtest) -> None:
     run(subtest)
 
 
-decode_cg = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE)
+decode_cg = partial(
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL_SINKS,
+    runner="cuda_graph",
+    seq_lens="total",
+    tolerance=TOLERANCE,
+    native=NATIVE,
+)
 
 DECODE_CG = [
     decode_cg(id="dense.trtllm_mha.decode_cg.decode3_free.small_real.x1", case=DECODE3_FREE, pad_style="small_real"),
@@ -106,7 +114,13 @@ def test_decode_cg(subtest: Subtest) -> None:
 
 
 eagle_draft_cg = partial(
-    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph_multi_step", seq_lens="prefix", tolerance=TOLERANCE
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL_SINKS,
+    runner="cuda_graph_multi_step",
+    seq_lens="prefix",
+    tolerance=TOLERANCE,
+    native=NATIVE,
 )
 
 EAGLE_DRAFT_CG = [

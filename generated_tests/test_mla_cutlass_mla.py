@@ -7,9 +7,10 @@ from functools import partial
 
 import pytest
 
-from kits import Case, Model, Subtest, Tolerance, run
+from kits import Case, Model, Native, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.block_tables:CutlassMLABackend"
+NATIVE = Native(packages=("sglang-kernel>=0.4",), capability=">=10.0,<11.0")
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
 MODEL = Model(method="mla", q_heads=16, kv_heads=1, head_dim=576, v_head_dim=512, scale=0.06, dtype="bfloat16")
 
@@ -26,7 +27,9 @@ DECODE_LONG_P128 = Case(
 LAY_DEC = Case(name="lay_dec", mode="DECODE", prefix_lens=(20, 33, 140), extend_lens=(1, 1, 1), page_size=128)
 DECODE3_FREE = Case(name="decode3_free", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=128)
 
-eager = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+eager = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
+)
 
 EAGER = [
     eager(id="mla.cutlass_mla.eager.decode3_p128", case=DECODE3_P128),
@@ -49,6 +52,7 @@ layouts = partial(
     seq_lens="total",
     layout="interleaved_pages",
     tolerance=TOLERANCE,
+    native=NATIVE,
 )
 
 LAYOUTS = [
@@ -61,7 +65,9 @@ def test_layouts(subtest: Subtest) -> None:
     run(subtest)
 
 
-decode_cg = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE)
+decode_cg = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
+)
 
 DECODE_CG = [
     decode_cg(id="mla.cutlass_mla.decode_cg.decode3_free.small_real.x1", case=DECODE3_FREE, pad_style="small_real"),

@@ -8,9 +8,10 @@ from functools import partial
 
 import pytest
 
-from kits import Case, Model, Speculation, Subtest, Tolerance, run
+from kits import Case, Model, Native, Speculation, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.flashinfer:FlashInferBackend"
+NATIVE = Native(packages=("flashinfer-python>=0.6",), capability=">=8.0")
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
 MODEL = Model(method="mla", q_heads=4, kv_heads=1, head_dim=576, v_head_dim=512, scale=0.06, dtype="bfloat16")
 MODEL_Q16 = replace(MODEL, q_heads=16)
@@ -45,7 +46,7 @@ ACCEPTED_EAGLE_CHAIN = Case(
     prefix_lens=(14, 7),
     extend_lens=(3, 1),
     page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1), accepted=(3, 1)),
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 DRAFT_STEPS_EAGLE_CHAIN = Case(
     name="draft_steps_eagle_chain",
@@ -56,7 +57,7 @@ DRAFT_STEPS_EAGLE_CHAIN = Case(
     speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 
-eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE)
 
 EAGER = [
     eager(id="mla.flashinfer.eager.tiny_p1", model=MODEL, case=TINY_P1),
@@ -80,7 +81,9 @@ def test_eager(subtest: Subtest) -> None:
     run(subtest)
 
 
-layouts = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+layouts = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
+)
 
 LAYOUTS = [
     layouts(id="mla.flashinfer.layouts.lay_ext.interleaved_pages", case=LAY_EXT, layout="interleaved_pages"),
@@ -94,7 +97,9 @@ def test_layouts(subtest: Subtest) -> None:
     run(subtest)
 
 
-decode_cg = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE)
+decode_cg = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
+)
 
 DECODE_CG = [
     decode_cg(id="mla.flashinfer.decode_cg.decode3_free.small_real.x1", case=DECODE3_FREE, pad_style="small_real"),
@@ -125,7 +130,7 @@ def test_decode_cg(subtest: Subtest) -> None:
     run(subtest)
 
 
-split_op = partial(Subtest, adapter=ADAPTER, model=MODEL, seq_lens="total", tolerance=TOLERANCE)
+split_op = partial(Subtest, adapter=ADAPTER, model=MODEL, seq_lens="total", tolerance=TOLERANCE, native=NATIVE)
 
 SPLIT_OP = [
     split_op(id="mla.flashinfer.split_op.ragged3.pcg", case=RAGGED3, runner="pcg"),
@@ -140,7 +145,9 @@ def test_split_op(subtest: Subtest) -> None:
     run(subtest)
 
 
-verify = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="prefix", tolerance=TOLERANCE)
+verify = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="prefix", tolerance=TOLERANCE, native=NATIVE
+)
 
 VERIFY = [
     verify(id="mla.flashinfer.verify.eagle_chain", case=VERIFY_EAGLE_CHAIN),
@@ -152,7 +159,9 @@ def test_verify(subtest: Subtest) -> None:
     run(subtest)
 
 
-verify_cg = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="prefix", tolerance=TOLERANCE)
+verify_cg = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="prefix", tolerance=TOLERANCE, native=NATIVE
+)
 
 VERIFY_CG = [
     verify_cg(id="mla.flashinfer.verify_cg.eagle_chain.small_real.x1", case=VERIFY_EAGLE_CHAIN, pad_style="small_real"),
@@ -189,7 +198,9 @@ def test_verify_cg(subtest: Subtest) -> None:
     run(subtest)
 
 
-draft_extend = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+draft_extend = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
+)
 
 DRAFT_EXTEND = [
     draft_extend(id="mla.flashinfer.draft_extend.eagle_chain", case=ACCEPTED_EAGLE_CHAIN),
@@ -202,7 +213,7 @@ def test_draft_extend(subtest: Subtest) -> None:
 
 
 draft_extend_cg = partial(
-    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE
+    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
 )
 
 DRAFT_EXTEND_CG = [
@@ -245,7 +256,13 @@ def test_draft_extend_cg(subtest: Subtest) -> None:
 
 
 eagle_draft_cg = partial(
-    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph_multi_step", seq_lens="prefix", tolerance=TOLERANCE
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL,
+    runner="cuda_graph_multi_step",
+    seq_lens="prefix",
+    tolerance=TOLERANCE,
+    native=NATIVE,
 )
 
 EAGLE_DRAFT_CG = [
@@ -259,7 +276,7 @@ def test_eagle_draft_cg(subtest: Subtest) -> None:
 
 
 eagle_draft_extend_cg = partial(
-    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE
+    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
 )
 
 EAGLE_DRAFT_EXTEND_CG = [

@@ -7,9 +7,10 @@ from functools import partial
 
 import pytest
 
-from kits import Case, Model, Speculation, Subtest, Tolerance, run
+from kits import Case, Model, Native, Speculation, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.block_tables:FlashMLABackend"
+NATIVE = Native(capability=">=9.0,<11.0")
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
 MODEL = Model(method="mla", q_heads=16, kv_heads=1, head_dim=576, v_head_dim=512, scale=0.06, dtype="bfloat16")
 
@@ -40,7 +41,9 @@ DRAFT_STEPS_EAGLE_CHAIN = Case(
     speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 
-eager = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+eager = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
+)
 
 EAGER = [
     eager(id="mla.flashmla.eager.decode3_p64", case=DECODE3_P64),
@@ -63,6 +66,7 @@ layouts = partial(
     seq_lens="total",
     layout="interleaved_pages",
     tolerance=TOLERANCE,
+    native=NATIVE,
 )
 
 LAYOUTS = [
@@ -75,7 +79,9 @@ def test_layouts(subtest: Subtest) -> None:
     run(subtest)
 
 
-decode_cg = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE)
+decode_cg = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
+)
 
 DECODE_CG = [
     decode_cg(id="mla.flashmla.decode_cg.decode3_free.small_real.x1", case=DECODE3_FREE, pad_style="small_real"),
@@ -100,7 +106,9 @@ def test_decode_cg(subtest: Subtest) -> None:
     run(subtest)
 
 
-verify = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="prefix", tolerance=TOLERANCE)
+verify = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="prefix", tolerance=TOLERANCE, native=NATIVE
+)
 
 VERIFY = [
     verify(id="mla.flashmla.verify.eagle_chain", case=VERIFY_EAGLE_CHAIN),
@@ -112,7 +120,9 @@ def test_verify(subtest: Subtest) -> None:
     run(subtest)
 
 
-verify_cg = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="prefix", tolerance=TOLERANCE)
+verify_cg = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph", seq_lens="prefix", tolerance=TOLERANCE, native=NATIVE
+)
 
 VERIFY_CG = [
     verify_cg(id="mla.flashmla.verify_cg.eagle_chain.small_real.x1", case=VERIFY_EAGLE_CHAIN, pad_style="small_real"),
@@ -150,7 +160,13 @@ def test_verify_cg(subtest: Subtest) -> None:
 
 
 eagle_draft_cg = partial(
-    Subtest, adapter=ADAPTER, model=MODEL, runner="cuda_graph_multi_step", seq_lens="prefix", tolerance=TOLERANCE
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL,
+    runner="cuda_graph_multi_step",
+    seq_lens="prefix",
+    tolerance=TOLERANCE,
+    native=NATIVE,
 )
 
 EAGLE_DRAFT_CG = [

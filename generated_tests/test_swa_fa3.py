@@ -8,9 +8,10 @@ from functools import partial
 
 import pytest
 
-from kits import Case, KnownFailure, Model, Subtest, Tolerance, run
+from kits import Case, KnownFailure, Model, Native, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.flash_attention:FA3Backend"
+NATIVE = Native(packages=("sglang-kernel>=0.4",), capability="==9.0")
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
 MODEL = Model(
     method="swa",
@@ -50,7 +51,7 @@ PAGE_TABLE_CANNOT_SCATTER = KnownFailure(
     wrong=(0.1, 1.0),
 )
 
-eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE)
 
 EAGER = [
     eager(id="swa.fa3.eager.tiny_p1", model=MODEL, case=TINY_P1),
@@ -71,7 +72,9 @@ def test_eager(subtest: Subtest) -> None:
     run(subtest)
 
 
-layouts = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+layouts = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
+)
 
 LAYOUTS = [
     layouts(id="swa.fa3.layouts.lay_ext.interleaved_pages", case=LAY_EXT, layout="interleaved_pages"),
@@ -91,7 +94,13 @@ def test_layouts(subtest: Subtest) -> None:
 
 
 decode_cg = partial(
-    Subtest, adapter=ADAPTER, model=MODEL_SOFTCAP_SINKS, runner="cuda_graph", seq_lens="total", tolerance=TOLERANCE
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL_SOFTCAP_SINKS,
+    runner="cuda_graph",
+    seq_lens="total",
+    tolerance=TOLERANCE,
+    native=NATIVE,
 )
 
 DECODE_CG = [
@@ -113,7 +122,7 @@ def test_decode_cg(subtest: Subtest) -> None:
     run(subtest)
 
 
-split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERANCE)
+split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERANCE, native=NATIVE)
 
 SPLIT_OP = [
     split_op(id="swa.fa3.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),

@@ -8,9 +8,10 @@ from functools import partial
 
 import pytest
 
-from kits import Case, Model, Subtest, Tolerance, run
+from kits import Case, Model, Native, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.flashinfer:FlashInferBackend"
+NATIVE = Native(packages=("flashinfer-python>=0.6",), capability=">=8.0")
 TOLERANCE = Tolerance(atol=0.02, rtol=0.02)
 MODEL = Model(
     method="swa",
@@ -41,7 +42,7 @@ LAY_DEC = Case(name="lay_dec", mode="DECODE", prefix_lens=(20, 33, 140), extend_
 DECODE3_FREE = Case(name="decode3_free", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
 GQA_CROSS = Case(name="gqa_cross", mode="EXTEND", prefix_lens=(15,), extend_lens=(2,), page_size=16)
 
-eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE)
 
 EAGER = [
     eager(id="swa.flashinfer.eager.tiny_p1", model=MODEL, case=TINY_P1),
@@ -62,7 +63,9 @@ def test_eager(subtest: Subtest) -> None:
     run(subtest)
 
 
-layouts = partial(Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE)
+layouts = partial(
+    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE
+)
 
 LAYOUTS = [
     layouts(id="swa.flashinfer.layouts.lay_ext.interleaved_pages", case=LAY_EXT, layout="interleaved_pages"),
@@ -83,6 +86,7 @@ decode_cg = partial(
     runner="cuda_graph",
     seq_lens="total",
     tolerance=TOLERANCE,
+    native=NATIVE,
 )
 
 DECODE_CG = [
@@ -114,7 +118,7 @@ def test_decode_cg(subtest: Subtest) -> None:
     run(subtest)
 
 
-split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERANCE)
+split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERANCE, native=NATIVE)
 
 SPLIT_OP = [
     split_op(id="swa.flashinfer.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),

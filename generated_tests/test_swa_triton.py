@@ -22,13 +22,9 @@ MODEL = Model(
     dtype="float16",
     layers=("window", "full"),
     window=8,
-    softcap=2.0,
-    sinks=True,
-    k_scale=0.37,
-    v_scale=2.1,
 )
-MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, softcap=None, sinks=False, k_scale=1.0, v_scale=1.0)
-MODEL_Q10 = replace(MODEL, q_heads=10)
+MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1)
+MODEL_Q10_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, q_heads=10, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -64,16 +60,16 @@ VERIFY_EAGLE_TREE = Case(
 eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE, requires=("triton",))
 
 EAGER = [
-    eager(id="swa.triton.eager.tiny_p1", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=TINY_P1),
-    eager(id="swa.triton.eager.zero_page", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=ZERO_PAGE),
-    eager(id="swa.triton.eager.zero_ragged", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=ZERO_RAGGED),
-    eager(id="swa.triton.eager.page_plus2", model=MODEL, case=PAGE_PLUS2),
-    eager(id="swa.triton.eager.half_half", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=HALF_HALF),
-    eager(id="swa.triton.eager.cross2", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=CROSS2),
-    eager(id="swa.triton.eager.ragged3", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=RAGGED3),
-    eager(id="swa.triton.eager.p32_cross", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=P32_CROSS),
-    eager(id="swa.triton.eager.decode3", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=DECODE3),
-    eager(id="swa.triton.eager.decode1", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=DECODE1),
+    eager(id="swa.triton.eager.tiny_p1", model=MODEL, case=TINY_P1),
+    eager(id="swa.triton.eager.zero_page", model=MODEL, case=ZERO_PAGE),
+    eager(id="swa.triton.eager.zero_ragged", model=MODEL, case=ZERO_RAGGED),
+    eager(id="swa.triton.eager.page_plus2", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=PAGE_PLUS2),
+    eager(id="swa.triton.eager.half_half", model=MODEL, case=HALF_HALF),
+    eager(id="swa.triton.eager.cross2", model=MODEL, case=CROSS2),
+    eager(id="swa.triton.eager.ragged3", model=MODEL, case=RAGGED3),
+    eager(id="swa.triton.eager.p32_cross", model=MODEL, case=P32_CROSS),
+    eager(id="swa.triton.eager.decode3", model=MODEL, case=DECODE3),
+    eager(id="swa.triton.eager.decode1", model=MODEL, case=DECODE1),
 ]
 
 
@@ -83,13 +79,7 @@ def test_eager(subtest: Subtest) -> None:
 
 
 layouts = partial(
-    Subtest,
-    adapter=ADAPTER,
-    model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
-    runner="eager",
-    seq_lens="total",
-    tolerance=TOLERANCE,
-    requires=("triton",),
+    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="total", tolerance=TOLERANCE, requires=("triton",)
 )
 
 LAYOUTS = [
@@ -107,7 +97,7 @@ def test_layouts(subtest: Subtest) -> None:
 decode_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL,
+    model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
     runner="cuda_graph",
     seq_lens="total",
     tolerance=TOLERANCE,
@@ -140,14 +130,20 @@ def test_decode_cg(subtest: Subtest) -> None:
 split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERANCE, requires=("triton",))
 
 SPLIT_OP = [
+    split_op(id="swa.triton.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),
+    split_op(id="swa.triton.split_op.ragged3.bcg", model=MODEL, case=RAGGED3, runner="bcg"),
     split_op(
-        id="swa.triton.split_op.ragged3.pcg", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=RAGGED3, runner="pcg"
+        id="swa.triton.split_op.gqa_cross.pcg",
+        model=MODEL_Q10_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        case=GQA_CROSS,
+        runner="pcg",
     ),
     split_op(
-        id="swa.triton.split_op.ragged3.bcg", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=RAGGED3, runner="bcg"
+        id="swa.triton.split_op.gqa_cross.bcg",
+        model=MODEL_Q10_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        case=GQA_CROSS,
+        runner="bcg",
     ),
-    split_op(id="swa.triton.split_op.gqa_cross.pcg", model=MODEL_Q10, case=GQA_CROSS, runner="pcg"),
-    split_op(id="swa.triton.split_op.gqa_cross.bcg", model=MODEL_Q10, case=GQA_CROSS, runner="bcg"),
 ]
 
 
@@ -157,7 +153,13 @@ def test_split_op(subtest: Subtest) -> None:
 
 
 verify = partial(
-    Subtest, adapter=ADAPTER, model=MODEL, runner="eager", seq_lens="prefix", tolerance=TOLERANCE, requires=("triton",)
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+    runner="eager",
+    seq_lens="prefix",
+    tolerance=TOLERANCE,
+    requires=("triton",),
 )
 
 VERIFY = [
@@ -174,7 +176,7 @@ def test_verify(subtest: Subtest) -> None:
 verify_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL,
+    model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
     runner="cuda_graph",
     seq_lens="prefix",
     tolerance=TOLERANCE,

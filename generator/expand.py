@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from generator.index import Choice, Index, Selection, Variant, axis_values
 from generator.problems import Loc, Problem, one_each
 from generator.spec import DEFAULT_LAYOUT, Cell
-from generator.subtests import CasePoint, ModelPoint, Subtest, case_point, heads_of, model_point, with_shape
+from generator.subtests import (
+    CasePoint,
+    ModelPoint,
+    Subtest,
+    case_point,
+    heads_of,
+    model_point,
+    native_point,
+    with_shape,
+)
 
 SHAPE_AXES = ("heads", "head_dim", "dtype", "page_size")
 """The axes that change model and case; the others say what is done with them. In the order of an id, as ``Axes``."""
@@ -48,7 +57,7 @@ def of_cell(index: Index, variant: Variant, cell: Cell, loc: Loc, outer: dict[st
     choices = index.choices(variant, cell, loc)
     for backend_name in cell.backends:
         backend = spec.backends[backend_name]
-        requires = tuple(backend.requires)
+        requires, native = tuple(backend.requires), native_point(backend)
         for choice in choices:
             plain = resolved(index, cell.method, backend_name, choice)
             shaped = [(labels, *with_shape(*plain, shape)) for labels, shape in shapes]
@@ -69,6 +78,7 @@ def of_cell(index: Index, variant: Variant, cell: Cell, loc: Loc, outer: dict[st
                         pad_style=values.get("pad_style"),  # type: ignore[arg-type]
                         multiplier=values.get("multiplier", 1),  # type: ignore[arg-type]
                         requires=requires,
+                        native=native,
                         weight=backend.weight,
                         method=cell.method,
                         backend=backend_name,

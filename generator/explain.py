@@ -32,6 +32,7 @@ def fields(subtest: Subtest) -> dict[str, Any]:
         "case": dataclasses.asdict(subtest.case),
         "tolerance": {"atol": subtest.tolerance.atol, "rtol": subtest.tolerance.rtol},
         "requires": list(subtest.requires),
+        "native": dataclasses.asdict(subtest.native) if subtest.native is not None else None,
         "known_failure": entry.id if entry else None,
         "known_failure_action": entry.action if entry else None,
         "fingerprint": subtest.fingerprint,
@@ -63,6 +64,7 @@ def explanation(project: Project, subtest: Subtest, spec_name: str) -> str:
         ("backend", f"{subtest.adapter}, {line(('backends', subtest.backend))}"),
         ("tolerance", f"atol {subtest.tolerance.atol}, rtol {subtest.tolerance.rtol}"),
         ("requires", ", ".join(subtest.requires) or "nothing more"),
+        ("on a GPU", told(subtest.native) if subtest.native is not None else "nothing more"),
     ]
     entry = subtest.known_failure
     if entry is not None:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import keyword
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 from generator.literals import Call, Ref, assignment, source
 from generator.spec import DEFAULT_LAYOUT, KnownFailure, Tolerance
-from generator.subtests import CasePoint, ModelPoint, SpeculationPoint, Subtest, differences, module_file
+from generator.subtests import (
+    CasePoint,
+    ModelPoint,
+    NativePoint,
+    SpeculationPoint,
+    Subtest,
+    differences,
+    module_file,
+)
 
-RESERVED = frozenset({"ADAPTER", "MODEL", "TOLERANCE", "run", "pytest", "partial", "replace", "str", "subtest"})
+RESERVED = frozenset(
+    {"ADAPTER", "MODEL", "NATIVE", "TOLERANCE", "run", "pytest", "partial", "replace", "str", "subtest"}
+)
 SHORT = {"q_heads": "Q", "kv_heads": "KV", "head_dim": "D", "hidden": "HIDDEN"}
 DEFAULTS: Mapping[str, object] = {
     "layout": DEFAULT_LAYOUT,
@@ -18,6 +29,7 @@ DEFAULTS: Mapping[str, object] = {
     "multiplier": 1,
     "known_failure": None,
     "requires": (),
+    "native": None,
 }
 
 
@@ -84,6 +96,7 @@ def module_views(subtests: Iterable[Subtest]) -> list[ModuleView]:
 
 def module_view(method: str, backend: str, subtests: list[Subtest]) -> ModuleView:
     """The view of one module."""
+    native = subtests[0].native
     namer = Namer()
     namer.taken.update(f"test_{subtest.sweep}" for subtest in subtests)  # these names are part of the node ids
     base = plain_model(subtests)
@@ -109,6 +122,7 @@ def module_view(method: str, backend: str, subtests: list[Subtest]) -> ModuleVie
     of_dtype = {subtest.model.dtype: subtest.tolerance for subtest in subtests}
     constants = [
         assignment("ADAPTER", subtests[0].adapter),
+        *([assignment("NATIVE", Call("Native", differences(native, NativePoint())))] if native is not None else []),
         *(assignment(ref.name, tolerance_call(of_dtype[dtype])) for dtype, ref in tolerances.items()),
         assignment("MODEL", Call("Model", stated(base))),
         *(
@@ -132,6 +146,7 @@ def module_view(method: str, backend: str, subtests: list[Subtest]) -> ModuleVie
                 ("Case", True),
                 ("KnownFailure", bool(entries)),
                 ("Model", True),
+                ("Native", native is not None),
                 ("Speculation", speculative),
                 ("Subtest", True),
                 ("Tolerance", True),
@@ -209,16 +224,15 @@ def arguments(subtest: Subtest, names: Names) -> dict[str, object]:
         "multiplier": subtest.multiplier,
         "tolerance": names.tolerances[subtest.model.dtype],
         "requires": subtest.requires,
+        "native": Ref("NATIVE") if subtest.native is not None else None,
         "known_failure": names.entries[entry.id] if entry is not None else None,
     }
 
 
 def plain_model(subtests: list[Subtest]) -> ModelPoint:
-    """The model that most subtests run."""
-    counts: dict[ModelPoint, int] = {}
-    for subtest in subtests:
-        counts[subtest.model] = counts.get(subtest.model, 0) + 1
-    return max(counts, key=lambda model: counts[model])
+    """The model with the fewest features and heads, so that the names of others say what they have beyond it."""
+    counts = Counter(subtest.model for subtest in subtests)
+    return min(counts, key=lambda model: (len(stated(model)), model.q_heads, -counts[model]))
 
 
 def model_name(model: ModelPoint, base: ModelPoint) -> str:

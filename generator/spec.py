@@ -54,7 +54,8 @@ Adapter = Annotated[
 ]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000)]
 Requirement = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Capability = Annotated[str, StringConstraints(pattern=r"^(>=|<=|==|!=|<|>)[0-9]{1,2}\.[0-9]$")]
+BOUND = r"(>=|<=|==|!=|<|>)[0-9]{1,2}\.[0-9]"
+Capability = Annotated[str, StringConstraints(pattern=rf"^{BOUND}(,{BOUND})?$")]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Length = Annotated[int, Field(ge=0, le=1_000_000)]
 Heads = Annotated[int, Field(ge=1, le=1024)]
@@ -114,7 +115,7 @@ class Method(Table):
 
 
 class Native(Table):
-    """What the native implementation needs; elsewhere the backend runs emulated or interpreted."""
+    """What the backend needs on a GPU, where it is unavailable without; on a CPU it runs emulated or interpreted."""
 
     packages: list[Requirement] = Field([], description='Requirement specifiers, such as "flash-attn-4>=4.0".')
     capability: Capability | None = Field(None, description='Device capability, such as ">=9.0".')

@@ -40,7 +40,14 @@ class SpeculationPoint:
     topk: int = 1
     steps: int = 0
     parents: tuple[int, ...] = ()
-    accepted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NativePoint:
+    """What a backend needs on a GPU."""
+
+    packages: tuple[str, ...] = ()
+    capability: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class Subtest(NamedTuple):
     pad_style: str | None
     multiplier: int
     requires: tuple[str, ...]
+    native: NativePoint | None
     weight: float
     method: str
     backend: str
@@ -196,7 +204,6 @@ def case_point(case: Case, backend: Backend, name: str | None, speculation: Spec
             topk=speculation.topk,
             steps=speculation.steps,
             parents=tuple(speculation.parents) or tuple(range(-1, speculation.draft_tokens - 1)),
-            accepted=tuple(case.extend_lens or ()) if case.mode == "DRAFT_EXTEND" else (),
         )
     return CasePoint(
         name=f"{case.name}_{name}" if name else case.name,
@@ -208,10 +215,16 @@ def case_point(case: Case, backend: Backend, name: str | None, speculation: Spec
     )
 
 
-def differences(model: ModelPoint, base: ModelPoint) -> dict[str, object]:
-    """The fields in which ``model`` differs from ``base``."""
+def native_point(backend: Backend) -> NativePoint | None:
+    """What a backend states to need on a GPU; None if nothing."""
+    native = backend.native
+    return None if native is None else NativePoint(tuple(native.packages), native.capability)
+
+
+def differences(point: ModelPoint | NativePoint, base: ModelPoint | NativePoint) -> dict[str, object]:
+    """The fields in which ``point`` differs from ``base``."""
     return {
-        item.name: getattr(model, item.name)
-        for item in fields(ModelPoint)
-        if getattr(model, item.name) != getattr(base, item.name)
+        item.name: getattr(point, item.name)
+        for item in fields(point)
+        if getattr(point, item.name) != getattr(base, item.name)
     }

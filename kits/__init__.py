@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kits.subtest import Case, KnownFailure, Model, Speculation, Subtest, Tolerance
+from kits.subtest import Case, KnownFailure, Model, Native, Speculation, Subtest, Tolerance
 
-__all__ = ["Case", "KnownFailure", "Model", "Speculation", "Subtest", "Tolerance", "run"]
+__all__ = ["Case", "KnownFailure", "Model", "Native", "Speculation", "Subtest", "Tolerance", "run"]
 
 
 def run(subtest: Subtest) -> None:

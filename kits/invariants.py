@@ -1,7 +1,7 @@
 """What must hold of any backend's metadata, for all B rows, before a graph is replayed over them.
 
-Best effort and backend-agnostic: a field that is missing or is no tensor is passed over. All violations come in one
-error that names field, batch size, worst value and a slice.
+Best effort and backend-agnostic: a field that is missing or is no tensor is passed over, but a backend that shows none
+of them is refused. All violations come in one error that names field, batch size, worst value and a slice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kits.batches import Batch
-from kits.errors import MetadataError
+from kits.errors import KitError, MetadataError
 from kits.graphs import unobserved
 from kits.pools import KVGroup
 from kits.transfer import fetch
@@ -41,7 +41,8 @@ CHECKED = {*OFFSETS, *LENGTHS, *(name for _, name, _ in INDEX_LISTS), *(name for
 
 
 def check_metadata(metadata: dict[str, Any], batch: Batch, live: Sequence[Request]) -> None:
-    """Raise a MetadataError that lists every violation; ``live`` are the requests of the first rows.
+    """Raise a MetadataError that lists every violation, or a KitError if there is nothing here to look at; ``live`` are
+    the requests of the first rows.
 
     A name may carry a part (``step1.kv_indptr``): each draft step is checked like a forward of its own, with as many
     rows as it has branches. A part with a query offset for each token has a row per token (``tree.``, or a backend that
@@ -59,6 +60,11 @@ def _metadata_problems(metadata: dict[str, Any], batch: Batch, live: Sequence[Re
         for name, value in metadata.items()
         if isinstance(value, torch.Tensor) and name.rpartition(".")[2] in CHECKED
     }
+    if not tensors:
+        raise KitError(
+            f"metadata() shows {', '.join(metadata) or 'nothing'}, of which the invariants know none; name the tensors "
+            f"as engines do: {', '.join(sorted(CHECKED))}"
+        )
     mirrored = {name: getattr(batch, name) for name in ("seq_lens", "extend_seq_lens")}
     hosts = fetch({**tensors, **{("batch", name): v for name, v in mirrored.items() if v is not None}})
     parts: dict[str, dict[str, torch.Tensor]] = {}

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-
+from kits.needs import chosen_device, has_capability, missing
 from kits.subtest import KnownFailure, Subtest
 
 
@@ -15,22 +11,7 @@ def applies(subtest: Subtest) -> bool:
     entry = subtest.known_failure
     if entry is None:
         return False
-    for text in entry.packages:
-        requirement = Requirement(text)
-        try:
-            version = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            return False
-        if not requirement.specifier.contains(version, prereleases=True):
-            return False
-    if entry.capability is not None:
-        import torch
-
-        if not torch.cuda.is_available():
-            return False
-        major, minor = torch.cuda.get_device_capability()
-        return SpecifierSet(entry.capability).contains(f"{major}.{minor}")
-    return True
+    return not missing(entry.packages) and has_capability(entry.capability, chosen_device())
 
 
 def differs_from_entry(entry: KnownFailure, error: BaseException) -> str | None:

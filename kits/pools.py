@@ -103,7 +103,6 @@ class KVPool:
         self.model = model
         self.page_size = page_size
         self.max_len = max_len
-        self.num_requests = requests
         self.device = device
         self.groups = {
             name: KVGroup(

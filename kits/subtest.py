@@ -7,7 +7,7 @@ cache layout and seq_lens convention.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Speculation:
     """A speculative kind: ``eagle``, ``frozen_kv_mtp``, ``dflash`` or ``ngram``.
 
     ``parents[i]`` is the parent of draft token ``i`` in the verify tree, -1 for the root (draft token 0 is
-    the root: the last accepted token). ``accepted`` are the ragged accepted counts per request of a DRAFT_EXTEND.
+    the root: the last accepted token).
     """
 
     kind: str
@@ -58,7 +58,6 @@ class Speculation:
     topk: int = 1
     steps: int = 0
     parents: tuple[int, ...] = ()
-    accepted: tuple[int, ...] = ()
 
     @property
     def caches_drafts(self) -> bool:
@@ -96,6 +95,16 @@ class KnownFailure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Native:
+    """What a backend needs on a GPU, where it runs its library and nothing in its place."""
+
+    packages: tuple[str, ...] = ()
+    """Requirement specifiers (``"flash-attn-4>=4.0"``)."""
+    capability: str | None = None
+    """Device capability specifier (``">=9.0,<11"``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Subtest:
     """One point of the matrix; ``id`` is ``method.backend.sweep.rest`` and names it everywhere."""
 
@@ -112,8 +121,10 @@ class Subtest:
     pad_style: str | None = None
     multiplier: int = 1
     known_failure: KnownFailure | None = None
-    requires: tuple[str, ...] = field(default=())
-    """Packages without which the subtest is ``unavailable`` (``"triton"``)."""
+    requires: tuple[str, ...] = ()
+    """Requirement specifiers (``"triton"``) without which the subtest is ``unavailable`` everywhere."""
+    native: Native | None = None
+    """Without which it is ``unavailable`` on a GPU."""
 
     @property
     def seed(self) -> int:

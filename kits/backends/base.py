@@ -19,9 +19,6 @@ from kits.layers import Layer
 from kits.pools import KVPool
 from kits.subtest import Model, Speculation
 
-FORWARD_MODES = ("EXTEND", "DECODE", "MIXED", "TARGET_VERIFY", "DRAFT_EXTEND", "DRAFT_EXTEND_V2")
-GRAPH_SUPPORT = ("always", "uniform_query", "single_token", "split", "never")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
@@ -78,14 +75,14 @@ class Backend(ABC):
     def open(
         self, geometry: Geometry, *, max_rows: int, max_tokens: int, max_len: int, capture_sizes: Sequence[int]
     ) -> None:
-        """Allocate persistent buffers. ``max_rows``, ``max_tokens`` and ``max_len`` bound every later batch."""
+        """Allocate persistent buffers. ``max_rows``, ``max_tokens`` and ``max_len`` bound every later batch;
+        ``capture_sizes`` are the rows (tokens in pcg and bcg) that will be captured, largest first."""
         self.geometry = geometry
         self.pool = geometry.pool
         self.device = geometry.device
         self.max_rows = max_rows
         self.max_tokens = max_tokens
         self.max_len = max_len
-        self.capture_sizes = tuple(capture_sizes)
 
     @abstractmethod
     def prepare(self, batch: Batch) -> None:
@@ -118,7 +115,14 @@ class Backend(ABC):
 
     @abstractmethod
     def metadata(self) -> dict[str, Any]:
-        """The current metadata by their field names in the engines (``kv_indptr``, ``page_table``, ...)."""
+        """The current metadata of a captured batch, by their field names in the engines.
+
+        ``kits.invariants`` looks at tensors of these names, and at no others: offsets ``kv_indptr``, ``qo_indptr``,
+        ``mask_indptr``, ``window_kv_indptr``, ``window_mask_indptr``, ``cu_seqlens_q``, ``cu_seqlens_k``,
+        ``encoder_cu_seqlens_k``; lengths ``cache_seqlens_int32``, ``kv_lens``, ``local_seqused_k``,
+        ``encoder_lens_int32``, ``max_seq_len_k``; slots and pages ``kv_indices``, ``window_kv_indices``,
+        ``page_table``, ``window_page_table``. A prefix names a part: ``step1.kv_indptr``.
+        """
 
     def close(self) -> None:  # noqa: B027  (most backends have nothing to release)
         """Release what ``open`` allocated."""

@@ -16,7 +16,6 @@ CUDA refuses under the names of ``RULES`` and re-issues the recorded calls on th
 
 from __future__ import annotations
 
-import gc
 from contextlib import AbstractContextManager
 
 import torch
@@ -45,7 +44,6 @@ __all__ = [
     "is_host",
     "is_pinned",
     "new_graph",
-    "settle_garbage",
     "stream",
     "synchronize",
     "to_host",
@@ -91,11 +89,3 @@ def synchronize(device: torch.device | None = None) -> None:
 def unobserved() -> AbstractContextManager[None]:
     """For the suite's own work on results: torch calls in the block go past the host/device split, at full speed."""
     return torch._C.DisableTorchFunction()
-
-
-def settle_garbage() -> None:
-    """Collect garbage, so that no dead cycle holds a tensor which the pointer guard should see as freed.
-
-    It takes about 75 ms: once per module, never per subtest.
-    """
-    gc.collect()

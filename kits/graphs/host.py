@@ -23,8 +23,6 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-_CPU = torch.device("cpu")
-
 
 class _Register:
     """Storages of the host, by ``_cdata``. A weak reference keeps its ``_cdata`` from being given to another storage,

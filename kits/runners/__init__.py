@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
 
 from kits import backends, record
-from kits.errors import KitError, Unavailable
+from kits.errors import KitError
 from kits.graphs import device_session
 from kits.kernels import provenance
+from kits.needs import chosen_device, require
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import run_cuda_graph
 from kits.runners.eager import run_eager
@@ -28,24 +28,15 @@ RUNNERS: dict[str, Callable[[SubtestRun], None]] = {
 }
 
 
-def chosen_device() -> torch.device:
-    """``ATTNMATRIX_DEVICE`` (``cpu`` or ``cuda``) if set, else CUDA where there is one."""
-    name = os.environ.get("ATTNMATRIX_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise KitError(f"ATTNMATRIX_DEVICE is {name!r}; it takes cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise Unavailable("no_device", "ATTNMATRIX_DEVICE is cuda, but torch sees no CUDA device")
-    return torch.device(name)
-
-
 def run(subtest: Subtest) -> None:
     """Run ``subtest`` on the chosen device and leave its record behind, also when it fails."""
     notes = record.begin(subtest.id)
     if subtest.runner not in RUNNERS:
         raise KitError(f"{subtest.id}: unknown runner mode {subtest.runner!r}; known: {', '.join(RUNNERS)}")
+    device = chosen_device()
+    require(subtest, device)
     backend = backends.load(subtest.adapter)
     notes.backend_class = f"{type(backend).__module__}.{type(backend).__qualname__}"
-    device = chosen_device()
     forget_buffers()
     with provenance.track() as ran, device_session(device), torch.inference_mode(False), torch.no_grad():
         try:

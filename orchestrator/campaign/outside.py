@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from kits.kernels._triton import tl, triton
-from kits.runners import chosen_device
+from kits.needs import chosen_device
 
 
 @triton.jit

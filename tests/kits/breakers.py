@@ -188,3 +188,10 @@ class RoundsWhatItStores(TritonBackend):
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
         k, v = (values.bfloat16().to(values.dtype) for values in (k, v))
         return super().forward(q, k, v, layer, batch)
+
+
+class NamesItsOwnWay(FA3Backend):
+    """Nobody knows its metadata by these names, so nobody looks at them."""
+
+    def metadata(self) -> dict[str, Any]:
+        return {f"my_{name}": value for name, value in super().metadata().items()}

@@ -27,6 +27,11 @@ def test_invariants_alone_see_the_missing_clamp(monkeypatch: pytest.MonkeyPatch)
     kits.run(make("tests.kits.breakers:NoClamp", pad_style="prod_fill", **V2))
 
 
+def test_metadata_that_no_invariant_knows_are_refused() -> None:
+    with pytest.raises(errors.KitError, match=r"my_cache_seqlens_int32.* name the tensors as engines do: .*page_table"):
+        kits.run(make("tests.kits.breakers:NamesItsOwnWay"))
+
+
 def test_pointer_guard_alone_sees_a_rebound_name(monkeypatch: pytest.MonkeyPatch) -> None:
     subtest = make("tests.kits.breakers:RebindsBesideCopying")
     with pytest.raises(errors.PointerError):
@@ -133,4 +138,5 @@ def test_invariants_pass_over_what_is_missing() -> None:
     import torch
 
     Batch.seq_lens = Batch.seq_lens_cpu = torch.zeros(0, dtype=torch.int32)
-    check_metadata({"anything": 3, "kv_lens": None}, Batch, [])  # type: ignore[arg-type]
+    known = {"cache_seqlens_int32": torch.zeros(0, dtype=torch.int32)}
+    check_metadata({"anything": 3, "kv_lens": None, **known}, Batch, [])  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections import defaultdict
 
-from kits.fingerprint import fingerprint
+from tests.kits.fingerprint import fingerprint
 from tests.kits.generated import GENERATED, planned
 
 
