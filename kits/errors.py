@@ -17,7 +17,7 @@ class MismatchError(CheckFailed):
     """Real rows differ from the reference, or from the eager leg.
 
     ``max_abs`` is the largest absolute difference, ``wrong`` the share of values outside the tolerance (0..1),
-    ``margin`` the largest difference as a multiple of its tolerance, ``row`` the first wrong request row.
+    ``margin`` the largest difference as a multiple of its tolerance, ``row`` the request row of that difference.
     """
 
     check = "compare"
@@ -40,7 +40,8 @@ class PointerError(CheckFailed):
 
 
 class KVIntegrityError(CheckFailed):
-    """A replay wrote to the KV pool outside its own write set, or over a guard zone."""
+    """A forward or a replay wrote outside its own write set or into a guard zone, or left its write slots without the
+    new tokens."""
 
     check = "kv_integrity"
 

@@ -6,13 +6,15 @@ come as one ``(rows, topk, steps)`` list; the graph switches from step to step b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from kits.backends.base import Backend
 from kits.batches import Batch, describe_rows, eager_batch
 from kits.invariants import check_metadata
+from kits.layers import Layer
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
 from kits.runners.graph import GraphRunner
@@ -37,6 +39,26 @@ def request_order(steps: Sequence[torch.Tensor], rows: int, speculation: Specula
     return stacked.movedim(0, 2).reshape(-1, *steps[0].shape[1:])
 
 
+def run_steps(
+    backend: Backend,
+    layers: Sequence[Layer],
+    batch: Batch,
+    draft: Speculation,
+    inputs: Callable[[Layer], Iterable[torch.Tensor]],
+) -> Iterator[tuple[int, Layer, torch.Tensor]]:
+    """All forwards of a draft, with step and layer of each. ``inputs`` gives q, k and v of a layer for all steps,
+    ``(rows * topk * steps, heads, dim)``."""
+    rows, slots, positions = batch.batch_size, batch.out_cache_loc, batch.positions
+    for step in range(draft.steps):
+        backend.advance_draft(step)
+        batch.out_cache_loc = {name: step_tokens(loc, rows, draft, step) for name, loc in slots.items()}
+        batch.positions = step_tokens(positions, rows, draft, step)
+        for layer in layers:
+            q, k, v = (step_tokens(values, rows, draft, step) for values in inputs(layer))
+            yield step, layer, backend.forward(q, k, v, layer, batch)
+    batch.out_cache_loc, batch.positions = slots, positions
+
+
 class MultiStepRunner(GraphRunner):
     """``tokens_per_row`` is ``topk * steps``; each step of the graph sees the ``topk`` tokens of each row."""
 
@@ -52,24 +74,15 @@ class MultiStepRunner(GraphRunner):
         return batch
 
     def forward(self, batch: Batch) -> None:
-        rows, slots, positions = batch.batch_size, batch.out_cache_loc, batch.positions
-        tokens = rows * self.tokens_per_row
-        for step in range(self.draft.steps):
-            self.backend.advance_draft(step)
-            batch.out_cache_loc = {name: step_tokens(loc, rows, self.draft, step) for name, loc in slots.items()}
-            batch.positions = step_tokens(positions, rows, self.draft, step)
-            for layer in self.world.layers:
-                q, k, v, out = (self.buffers[f"{name}.{layer.index}"][:tokens] for name in ("q", "k", "v", "out"))
-                result = self.backend.forward(
-                    step_tokens(q, rows, self.draft, step),
-                    step_tokens(k, rows, self.draft, step),
-                    step_tokens(v, rows, self.draft, step),
-                    layer,
-                    batch,
-                )
-                into = out.view(rows, self.draft.topk, self.draft.steps, *out.shape[1:])[:, :, step]
-                into.copy_(result.view(into.shape))
-        batch.out_cache_loc, batch.positions = slots, positions
+        tokens = batch.batch_size * self.tokens_per_row
+
+        def inputs(layer: Layer) -> list[torch.Tensor]:
+            return [self.buffers[f"{name}.{layer.index}"][:tokens] for name in ("q", "k", "v")]
+
+        for step, layer, result in run_steps(self.backend, self.world.layers, batch, self.draft, inputs):
+            out = self.buffers[f"out.{layer.index}"][:tokens]
+            into = out.view(batch.batch_size, self.draft.topk, self.draft.steps, *out.shape[1:])[:, :, step]
+            into.copy_(result.view(into.shape))
 
 
 class MultiStepSubtest(GraphSubtest):
@@ -90,15 +103,11 @@ class MultiStepSubtest(GraphSubtest):
         batch.num_tokens = len(own) * draft.topk
         backend.prepare(batch)
         check_metadata(backend.metadata(), batch, own)
-        before, slots, positions = suite.snapshot(), batch.out_cache_loc, batch.positions
+        before = suite.snapshot()
         by_layer: list[list[torch.Tensor]] = [[] for _ in suite.world.layers]
-        for step in range(draft.steps):
-            backend.advance_draft(step)
-            batch.out_cache_loc = {name: step_tokens(loc, len(own), draft, step) for name, loc in slots.items()}
-            batch.positions = step_tokens(positions, len(own), draft, step)
-            for layer in suite.world.layers:
-                given = inputs_of(own, layer.index)
-                q, k, v = (step_tokens(values, len(own), draft, step) for values in given.values())
-                by_layer[layer.index].append(backend.forward(q, k, v, layer, batch))
+        for _, layer, result in run_steps(
+            backend, suite.world.layers, batch, draft, lambda layer: inputs_of(own, layer.index).values()
+        ):
+            by_layer[layer.index].append(result)
         suite.check_kv_integrity(before, own, writes=self.writes_kv, what="eager draft")
         return [request_order(steps, len(own), draft) for steps in by_layer]
