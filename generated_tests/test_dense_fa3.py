@@ -110,7 +110,7 @@ PAGE_TABLE_CANNOT_SCATTER = KnownFailure(
     kind="design",
     reason="A page table cannot express slots that are scattered within a page.",
     raises="MismatchError",
-    wrong=(0.1, 1.0),
+    wrong=(0.75, 1.0),
 )
 FA_DE_V2_PREFIX = KnownFailure(
     id="fa-de-v2-prefix",
