@@ -151,7 +151,7 @@ class CutlassMLABackend(BlockTableBackend):
         self.column_multiple = max(1, cutlass_mla.BLOCK // self.geometry.page_size)
         super().allocate(buffers)
         size = cutlass_mla.cutlass_mla_get_workspace_size(
-            self.columns * self.geometry.page_size, self.max_rows, num_kv_splits=1
+            self.columns * self.geometry.page_size, self.max_rows, num_kv_splits=1, device=self.device
         )
         self.workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
 

@@ -17,12 +17,15 @@ BLOCK = 128  # keys of the kernel's tile; a table row must fill whole tiles
 
 
 def cutlass_mla_get_workspace_size(
-    max_seq_len: int, num_batches: int, sm_count: int = 0, num_kv_splits: int = 1
+    max_seq_len: int, num_batches: int, sm_count: int = 0, num_kv_splits: int = 1, *, device: torch.device
 ) -> int:
-    """Bytes of the workspace for ``num_batches`` requests of up to ``max_seq_len`` keys; 1 without a GPU."""
+    """Bytes of the workspace for ``num_batches`` requests of up to ``max_seq_len`` keys; 1 for the emulation.
+
+    ``device`` is ours: the library asks the current CUDA device, which a CPU worker on a GPU host must not touch.
+    """
     if max_seq_len <= 0 or num_batches <= 0:
         raise ValueError(f"{KERNEL}: max_seq_len {max_seq_len} and num_batches {num_batches} must be above 0")
-    if not torch.cuda.is_available():
+    if device.type != "cuda":
         return 1
     try:
         from sgl_kernel import cutlass_mla_get_workspace_size as library

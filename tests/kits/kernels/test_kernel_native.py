@@ -279,7 +279,7 @@ def test_cutlass_mla():
     from kits.kernels.cutlass_mla import cutlass_mla_decode, cutlass_mla_get_workspace_size
 
     device = Device(128, kv_heads=1, dims=(LATENT + ROPE, 1), heads=16, queries=[1, 1, 1])
-    size = cutlass_mla_get_workspace_size(256, 3)
+    size = cutlass_mla_get_workspace_size(256, 3, device=torch.device("cuda"))
     q = device.q.cuda()
     out = cutlass_mla_decode(
         q[..., :LATENT].contiguous(), q[..., LATENT:].contiguous(), device.k[:, :, 0], device.seqlens, device.table,
