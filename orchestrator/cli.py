@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator import errors
+from orchestrator.availability import parse_kinds
 from orchestrator.devices import choose_lanes
 from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Folder, Run
@@ -25,13 +26,14 @@ from orchestrator.selection import Selection
 from orchestrator.verdict import Verdict, build_verdict, read_ledger
 
 EPILOG = """exit codes:
-  0  every planned subtest ended as expected      6  flaky
-  1  failed                                       7  not run
-  2  wrong usage                                  8  unavailable, with --require-all
-  3  crashed                                     10  plan, 11 run folder, 12 merge,
-  4  timed out                                       13 devices, 14 processes or recording
-  5  unexpected pass                            130  interrupted
-The gravest outcome decides: failed, crashed, timed out, unexpected pass, flaky, not run, unavailable."""
+  0  every planned subtest ended as expected, or is unavailable for a reason that is allowed
+  1  failed                 6  flaky
+  2  wrong usage            7  not run
+  3  crashed                8  unavailable for another reason than --allow-unavailable names
+  4  timed out              9  nothing was tested: no subtest that must pass did
+  5  unexpected pass       10  plan, 11 run folder, 12 merge, 13 devices, 14 processes or recording, 130 interrupted
+The gravest outcome decides: failed, crashed, timed out, unexpected pass, flaky, not run, unavailable, nothing."""
+LACKING = "comma-separated reasons for which a subtest may be unavailable: architecture, package, no_device; or none"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -51,7 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--confirm", type=int, default=0, metavar="N", help="run a failure N times more in new processes")
     run.add_argument("--repeat", type=int, default=1, metavar="N", help="run everything N times")
     run.add_argument("--fresh-process", action="store_true", help="a new process for every single attempt")
-    run.add_argument("--require-all", action="store_true", help="a subtest that is unavailable here is an error")
+    usual = "on a GPU architecture; on a CPU package where Triton cannot be installed, else none"
+    run.add_argument("--allow-unavailable", metavar="KINDS", help=f"{LACKING} (default: {usual})")
     run.add_argument("--max-restarts", type=int, default=100, metavar="N", help="workers to replace before giving up")
     run.add_argument("--wait", type=float, default=600.0, metavar="S", help="wait for a free GPU (default 600)")
     run.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="pytest plugin for the workers")
@@ -64,10 +67,10 @@ def build_parser() -> argparse.ArgumentParser:
     join = commands.add_parser("merge", help="join the run folders of several runners into one verdict")
     join.add_argument("folders", nargs="+", type=Path, metavar="DIR")
     join.add_argument("--output", type=Path, metavar="DIR", help="merged folder (default .attnmatrix/runs/<time>)")
-    join.add_argument("--require-all", action="store_true", help="a subtest that is unavailable there is an error")
-    report = commands.add_parser("report", help="write a run's reports anew and print its verdict")
+    join.add_argument("--allow-unavailable", metavar="KINDS", help=f"{LACKING} (default: what all runs allowed)")
+    said = "0: they are written. The verdict's own exit code is printed, and stands in results.json."
+    report = commands.add_parser("report", help="write a run's reports anew and print its verdict", epilog=said)
     report.add_argument("folder", type=Path, metavar="DIR")
-    report.add_argument("--require-all", action="store_true", help=argparse.SUPPRESS)
     commands.add_parser("errors", help="list the error codes")
     return parser
 
@@ -104,8 +107,10 @@ def run_command(arguments: argparse.Namespace) -> int:
     request = request_of(arguments)
     with choose_lanes(arguments.workers, arguments.workers_per_device, arguments.wait) as lanes:
         if arguments.resume is not None:
-            if arguments.ids or arguments.keyword or arguments.profile or arguments.shard or arguments.output:
-                raise OrchestratorError("O508", "--resume continues a plan: it takes no ids, filters or --output")
+            given = (arguments.ids, arguments.keyword, arguments.profile, arguments.shard, arguments.output)
+            if any(given) or arguments.allow_unavailable is not None:
+                what = "ids, filters, --output or --allow-unavailable"
+                raise OrchestratorError("O508", f"--resume continues a plan: it takes no {what}")
             folder = Folder(arguments.resume)
             folder.reopen()
             lock = folder.lock()
@@ -177,8 +182,9 @@ def plan_command(arguments: argparse.Namespace) -> int:
 
 
 def merge_command(arguments: argparse.Namespace) -> int:
-    folder, run, plan, line = merge(arguments.folders, arguments.output or default_output())
-    verdict = judge(folder, run, plan, arguments.require_all)
+    allowed = kinds_of(arguments)
+    folder, run, plan, line = merge(arguments.folders, arguments.output or default_output(), allowed)
+    verdict = judge(folder, run, plan)
     say(line)
     return verdict.exit_code
 
@@ -186,12 +192,13 @@ def merge_command(arguments: argparse.Namespace) -> int:
 def report_command(arguments: argparse.Namespace) -> int:
     folder = Folder(arguments.folder)
     run, plan = folder.load()
-    judge(folder, run, plan, arguments.require_all)
+    verdict = judge(folder, run, plan)
+    say(f"exit code of the run: {verdict.exit_code}")
     return 0
 
 
-def judge(folder: Folder, run: Run, plan: Plan, require_all: bool) -> Verdict:
-    verdict = build_verdict(run, plan, read_ledger(folder, plan), require_all)
+def judge(folder: Folder, run: Run, plan: Plan) -> Verdict:
+    verdict = build_verdict(run, plan, read_ledger(folder, plan))
     say(text.summary(verdict))
     write_reports(folder, verdict)
     say(f"page: {folder.path / 'index.html'}")
@@ -218,11 +225,17 @@ def request_of(arguments: argparse.Namespace) -> Request:
         ),
         shards=arguments.shards or SHARDS, part=part_of(arguments.shard), durations=arguments.durations,
         deadline=options.get("deadline"), repeat=options.get("repeat", 1), confirm=options.get("confirm", 0),
-        fresh=options.get("fresh_process", False), require_all=options.get("require_all", False),
+        fresh=options.get("fresh_process", False), allow_unavailable=kinds_of(arguments),
         start_limit=options.get("start_limit", 120.0), max_restarts=options.get("max_restarts", 100),
         plugins=tuple(options.get("plugin", ())), preload=tuple(filter(None, options.get("preload", "").split(","))),
         interpreters=options.get("new_interpreters", False),
     )  # fmt: skip
+
+
+def kinds_of(arguments: argparse.Namespace) -> list[str] | None:
+    """What ``--allow-unavailable`` names; None if it is not given."""
+    text = getattr(arguments, "allow_unavailable", None)
+    return None if text is None else parse_kinds(text)
 
 
 def part_of(text: str | None) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ from typing import Any
 from orchestrator.errors import OrchestratorError
 from orchestrator.files import NOFOLLOW, read_plain, write_whole
 from orchestrator.manifest import ACTIONS, ID, MAX_BYTES, Planned, printable, short
+from orchestrator.outcomes import UNAVAILABLE_KINDS
 from orchestrator.planning import Block, Plan, digest
 
 FORMAT = 1
@@ -48,6 +49,8 @@ class Run:
     workers: int = 1
     started: float = 0.0
     fault: str = ""
+    allow_unavailable: list[str] = field(default_factory=list)
+    """Reasons for which a subtest may be unavailable without making the exit code differ from 0."""
     command: str = "python -m orchestrator run"
     """What the user types before ids and options; under nox, the session."""
     merged: int = 0
@@ -194,6 +197,8 @@ def parse_run(raw: object, path: Path) -> Run:
     run = Run(**values)
     if run.part is not None and not (len(run.part) == 2 and 1 <= run.part[0] <= run.part[1]):
         raise OrchestratorError("O204", f"{path}: `part` is {short(run.part)}")
+    if not UNAVAILABLE_KINDS.issuperset(run.allow_unavailable):
+        raise OrchestratorError("O204", f"{path}: `allow_unavailable` is {short(run.allow_unavailable)}")
     if not COMMAND.fullmatch(run.command):
         raise OrchestratorError("O204", f"{path}: `command` is {short(run.command)}")
     if not 1 <= run.repeat <= 100_000 or not math.isfinite(run.deadline) or run.deadline <= 0:

@@ -24,8 +24,13 @@ SAME = (
 
 
 @bulk()
-def merge(paths: Sequence[Path], output: Path) -> tuple[Folder, Run, Plan, str]:
-    """Copy the parts' events into a new folder. Returns it, with one line about what the parts cover."""
+def merge(
+    paths: Sequence[Path], output: Path, allow_unavailable: list[str] | None = None
+) -> tuple[Folder, Run, Plan, str]:
+    """Copy the parts' events into a new folder. Returns it, with one line about what the parts cover.
+
+    ``allow_unavailable`` stands for what the parts say; without it, what all of them allow is allowed.
+    """
     if not paths:
         raise OrchestratorError("O301", "nothing to merge: name at least one run folder")
     folders = [Folder(path) for path in paths]
@@ -65,8 +70,10 @@ def merge(paths: Sequence[Path], output: Path) -> tuple[Folder, Run, Plan, str]:
         )
     kinds = sorted({run.device_kind for run, _ in loaded})
     devices = sorted({device for run, _ in loaded for device in run.devices})
+    allowed = set.intersection(*(set(run.allow_unavailable) for run, _ in loaded))
     merged = replace(
-        first, part=None, merged=len(paths), device_kind=", ".join(kinds), devices=devices,
+        first, allow_unavailable=sorted(allowed) if allow_unavailable is None else allow_unavailable,
+        part=None, merged=len(paths), device_kind=", ".join(kinds), devices=devices,
         started=min(run.started for run, _ in loaded), confirm=max(run.confirm for run, _ in loaded),
         workers=sum(run.workers for run, _ in loaded),
     )  # fmt: skip

@@ -19,6 +19,9 @@ EXIT_CODES = {FAILED: 1, CRASHED: 3, TIMEOUT: 4, UNEXPECTED_PASS: 5, FLAKY: 6, N
 """Exit code of a run by its gravest outcome, gravest first. 2 stays argparse's; 10 and up are the orchestrator's own
 errors; 130 an interrupt."""
 
+EXIT_NOTHING = 9
+"""Exit code of a run in which nothing went wrong because nothing was tested."""
+
 EXPECTED = frozenset({PASSED, KNOWN_FAILURE, SKIPPED_KNOWN})
 ORDER = (FAILED, CRASHED, TIMEOUT, UNEXPECTED_PASS, FLAKY, NOT_RUN, UNAVAILABLE, KNOWN_FAILURE, SKIPPED_KNOWN, PASSED)
 """Gravest first: the order of reports, and of the worst outcome of a cell."""

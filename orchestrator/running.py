@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from orchestrator import outcomes
+from orchestrator.availability import accepted_here
 from orchestrator.devices import Lanes
 from orchestrator.durations import LOCAL, SEED, estimate, load_durations, save_durations
 from orchestrator.errors import OrchestratorError
@@ -40,7 +41,8 @@ class Request:
     repeat: int = 1
     confirm: int = 0
     fresh: bool = False
-    require_all: bool = False
+    allow_unavailable: list[str] | None = None
+    """None: what is usual on this kind of device."""
     durations: Path | None = None
     start_limit: float = 120.0
     max_restarts: int = 100
@@ -85,6 +87,7 @@ def recorded(request: Request, kind: str) -> dict[str, float]:
 
 def describe(request: Request, manifest: Manifest, plan: Plan, lanes: Lanes) -> Run:
     """What ``run.json`` says."""
+    allowed = accepted_here(lanes.kind) if request.allow_unavailable is None else request.allow_unavailable
     return Run(
         tests=str(request.tests), profile=request.selection.profile or manifest.profile,
         spec_sha256=manifest.spec_sha256,
@@ -93,7 +96,8 @@ def describe(request: Request, manifest: Manifest, plan: Plan, lanes: Lanes) -> 
         repeat=request.repeat, confirm=request.confirm, fresh=request.fresh,
         deadline=request.deadline or (120.0 if lanes.kind == "cpu" else 300.0), device_kind=lanes.kind,
         devices=sorted(set(lanes.devices)), workers=len(lanes.devices), started=round(time.time(), 3),
-        fault=os.environ.get("ATTNMATRIX_FAULT", ""), command=command_of(os.environ.get("NOX_CURRENT_SESSION", "")),
+        fault=os.environ.get("ATTNMATRIX_FAULT", ""), allow_unavailable=allowed,
+        command=command_of(os.environ.get("NOX_CURRENT_SESSION", "")),
     )  # fmt: skip
 
 
@@ -131,7 +135,7 @@ def execute(
     )  # fmt: skip
     supervisor = Supervisor(folder, scheduler, ledger, lanes.devices, options, lock, watch)
     supervisor.run()
-    verdict = build_verdict(run, plan, read_ledger(folder, plan), request.require_all)
+    verdict = build_verdict(run, plan, read_ledger(folder, plan))
     return Ended(verdict, supervisor.error, supervisor.stopping, time.monotonic() - began)
 
 

@@ -41,6 +41,11 @@ class Result:
         return max((attempt.margin for attempt in self.attempts if attempt.margin is not None), default=None)
 
     @property
+    def lacking(self) -> set[str]:
+        """Why it was unavailable, in any of its attempts."""
+        return {attempt.kind or "" for attempt in self.attempts if attempt.outcome == outcomes.UNAVAILABLE}
+
+    @property
     def tally(self) -> Counter[str]:
         """How often each outcome was seen, over all attempts."""
         return Counter(attempt.outcome for attempt in self.attempts)
@@ -58,7 +63,6 @@ class Verdict:
     run: Run
     plan: Plan
     results: list[Result]
-    require_all: bool = False
     notes: list[str] = field(default_factory=list)
     noted: int = 0
     remarks: list[str] = field(default_factory=list)
@@ -71,18 +75,27 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        counts = self.counts
-        for outcome, code in outcomes.EXIT_CODES.items():
-            if counts[outcome] and (outcome != outcomes.UNAVAILABLE or self.require_all):
-                return code
-        return 0
+        bad = {result.outcome for result in self.failures}
+        code = next((code for outcome, code in outcomes.EXIT_CODES.items() if outcome in bad), 0)
+        return code or (outcomes.EXIT_NOTHING if self.proves_nothing else 0)
 
     @property
     def failures(self) -> list[Result]:
         """Everything that makes the exit code differ from 0, gravest first."""
-        allowed = outcomes.EXPECTED if self.require_all else outcomes.EXPECTED | {outcomes.UNAVAILABLE}
-        bad = [result for result in self.results if result.outcome not in allowed]
+        bad = [result for result in self.results if not self.accepts(result)]
         return sorted(bad, key=lambda result: (outcomes.ORDER.index(result.outcome), result.planned.id))
+
+    def accepts(self, result: Result) -> bool:
+        """Whether a result is as expected, or unavailable for a reason that the run allows."""
+        if result.outcome == outcomes.UNAVAILABLE:
+            return result.lacking <= set(self.run.allow_unavailable)
+        return result.outcome in outcomes.EXPECTED
+
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether no subtest that must pass did; of known failures alone, whether none of them was seen to fail."""
+        must_pass = any(result.planned.known_failure is None for result in self.results)
+        return not self.counts[outcomes.PASSED if must_pass else outcomes.KNOWN_FAILURE]
 
     @property
     def ran(self) -> Counter[str]:
@@ -174,7 +187,7 @@ def read_ledger(folder: Folder, plan: Plan) -> Ledger:
 
 
 @bulk()
-def build_verdict(run: Run, plan: Plan, ledger: Ledger, require_all: bool = False) -> Verdict:
+def build_verdict(run: Run, plan: Plan, ledger: Ledger) -> Verdict:
     """Join plan and attempts. Of a partial run, only its own shard is judged."""
     results = []
     mine = plan.shards if run.part is None else [plan.shards[run.part[0] - 1]]
@@ -186,6 +199,4 @@ def build_verdict(run: Run, plan: Plan, ledger: Ledger, require_all: bool = Fals
                 for attempt in attempts:
                     attempt.outcome = settle(planned, attempt)
                 results.append(Result(planned, block.shard, conclude(planned, attempts, run.repeat), attempts))
-    return Verdict(
-        run, plan, results, require_all, ledger.notes, ledger.noted, ledger.remarks, ledger.interrupted > 0, ledger.cost
-    )
+    return Verdict(run, plan, results, ledger.notes, ledger.noted, ledger.remarks, ledger.interrupted > 0, ledger.cost)

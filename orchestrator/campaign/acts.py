@@ -247,7 +247,7 @@ ACTS: dict[str, Callable[..., None]] = {
     "abort": die(signal.SIGABRT), "stop": die(signal.SIGSTOP), "exit0": leave(0), "exit3": leave(3), "hang": hang,
     "spin": spin, "half": half, "garbage": garbage, "killlauncher": kill_launcher, "foreign": foreign, "memory": memory,
     "orphan": orphan, "slow": slow, "noisy": noisy, "quit": leave_session, "nodevice": unavailable("no_device"),
-    "nopackage": unavailable("package"), "untyped": unavailable("mood"),
+    "nopackage": unavailable("package"), "oldcard": unavailable("architecture"), "untyped": unavailable("mood"),
     "poison": poison, "leak": leak, "badgpu": bad_gpu,
     "skip": lambda *_: pytest.skip("no reason at all"), "nothing": lambda *_: None,
 }  # fmt: skip
@@ -256,6 +256,7 @@ RESULTS = {
     "pass": "passed", "slow": "passed", "garbage": "passed", "orphan": "passed", "fail": "failed", "noisy": "failed",
     "foreign": "failed", "memory": "failed", "untyped": "failed", "skip": "failed", "nothing": "failed",
     "xfail": "known_failure", "xpass": "unexpected_pass", "nodevice": "unavailable", "nopackage": "unavailable",
+    "oldcard": "unavailable",
     "segv": "crashed", "kill": "crashed", "abort": "crashed", "exit0": "crashed", "exit3": "crashed", "half": "crashed",
     "quit": "failed", "hang": "timeout", "spin": "timeout", "stop": "timeout",
 }  # fmt: skip

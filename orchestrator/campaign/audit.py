@@ -13,7 +13,7 @@ OUTCOMES = {
     "passed", "failed", "known_failure", "unexpected_pass", "skipped_known", "flaky", "unavailable", "crashed",
     "timeout", "not_run",
 }  # fmt: skip
-EXPECTED = {"passed", "known_failure", "skipped_known", "unavailable"}
+EXPECTED = {"passed", "known_failure", "skipped_known"}
 
 
 def audit(folder: Path, ids: Sequence[str], marks: Path, exit_code: int, hits: int, condemned: str = "") -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator import outcomes
-from orchestrator.reports.text import count_line, reproduce
+from orchestrator.reports.text import NOTHING, count_line, reproduce
 from orchestrator.verdict import Verdict
 
 LIMIT = 10
@@ -30,6 +30,8 @@ def lines(verdict: Verdict) -> Iterator[str]:
     unavailable = verdict.counts[outcomes.UNAVAILABLE]
     if unavailable:
         yield f"::warning title=unavailable::{unavailable} subtests cannot run on this host"
+    if verdict.proves_nothing:
+        yield f"::error title=nothing was tested::{data(NOTHING)}"
     yield f"::notice title=attention matrix::{data(count_line(verdict.counts))}"
 
 

@@ -43,6 +43,8 @@ def render(verdict: Verdict) -> str:
 def case_of(verdict: Verdict, result: Result, suite: str) -> TestCase:
     case = TestCase(result.planned.id.split(".", 3)[3], suite, round(result.seconds, 4))
     kind = KINDS.get(result.outcome)
+    if kind is Skipped and not verdict.accepts(result):
+        kind = Error
     if kind is None:
         return case
     message = f"{outcomes.PHRASES[result.outcome][0]}: {result.message}".rstrip(": ")

@@ -12,6 +12,7 @@ from orchestrator.verdict import Result, Verdict
 
 MAX_FAILURES = 60
 MAX_LINES = 12
+NOTHING = "NOTHING WAS TESTED: no subtest that must pass did"
 
 
 def count_line(counts: Counter[str]) -> str:
@@ -84,10 +85,16 @@ def summary(verdict: Verdict, wall: float | None = None) -> str:
     ran = verdict.ran
     if ran:
         lines.append("ran: " + ", ".join(f"{count} {kind}" for kind, count in ran.most_common()))
-    unavailable = Counter(r.shown.kind for r in verdict.results if r.outcome == outcomes.UNAVAILABLE and r.shown)
+    unavailable = Counter(kind for r in verdict.results if r.outcome == outcomes.UNAVAILABLE for kind in r.lacking)
     if unavailable:
         kinds = ", ".join(f"{count} {kind}" for kind, count in unavailable.most_common())
         lines.append(f"UNAVAILABLE on this host, and so not tested: {kinds}")
+        unwanted = sorted(unavailable.keys() - set(verdict.run.allow_unavailable))
+        if unwanted:
+            both = ",".join(sorted({*verdict.run.allow_unavailable, *unwanted}))
+            lines.append(f"  not allowed: {', '.join(unwanted)}; where it is meant: --allow-unavailable {both}")
+    if verdict.proves_nothing:
+        lines.append(NOTHING)
     thin = verdict.thinnest()
     if thin:
         lines += ["", "thinnest margins (largest error as a share of its tolerance):"]

@@ -41,7 +41,15 @@ def outcome_of(planned) -> dict[str, object]:
 def folder(tmp_path):
     ids = passing(6, ("aa", "bb", "cc")) + passing(4, ("aa", "bb"), "decode_cg")
     suite = write_suite(tmp_path / "suite", ids, known={"dense.aa.eager.pass_5": ("xfail", None)})
-    return pretend_run(suite, tmp_path / "run", say=outcome_of)
+    folder = pretend_run(suite, tmp_path / "run", say=outcome_of)
+    allow(folder, "package")
+    return folder
+
+
+def allow(folder: Folder, *kinds: str) -> None:
+    """Let the run say that subtests may be unavailable for these reasons."""
+    raw = json.loads((folder.path / "run.json").read_text())
+    (folder.path / "run.json").write_text(json.dumps(raw | {"allow_unavailable": kinds}))
 
 
 def verdict_of(folder: Folder) -> Verdict:
@@ -66,6 +74,15 @@ def test_junit_has_one_case_for_every_planned_subtest(folder):
     assert "rerun: " in (failed[0].find("failure").text or "")
     assert len(root.findall(".//skipped")) == 5 + 1
     assert root.get("tests") == str(len(cases))
+
+
+def test_what_may_not_be_unavailable_is_an_error_in_every_report(folder):
+    allow(folder)
+    written = write(folder)
+    errors = ET.fromstring(written["junit.xml"]).findall(".//error")
+    assert [error.get("type") for error in errors] == ["unavailable"] * 5
+    assert written["summary.md"].count("<b>unavailable</b>") == 5
+    assert any(line.startswith("::error") and "title=unavailable" in line for line in github.lines(verdict_of(folder)))
 
 
 def test_markdown_puts_failures_first_and_stays_small(folder):

@@ -69,6 +69,18 @@ def test_what_a_runner_did_not_finish_is_not_run(suite, tmp_path):
     assert results()["counts"] == {"not_run": 3, "passed": 21}
 
 
+def test_a_merge_allows_what_every_runner_allowed(suite, tmp_path):
+    lacking = {"outcome": "unavailable", "attnmatrix": {"unavailable_kind": "architecture"}}
+    parts = parts_of(
+        suite, tmp_path, 2, say=lambda planned: lacking if planned.backend == "cc" else everything_passes(planned)
+    )
+    edit(parts[0], allow_unavailable=["architecture"])
+    assert merged(*parts, to="one") == 8
+    edit(parts[1], allow_unavailable=["architecture", "package"])
+    assert merged(*parts, to="both") == 0
+    assert main(["merge", *map(str, parts), "--output", "none", "--allow-unavailable", "none"]) == 8
+
+
 def edit(path: Path, **changes) -> None:
     raw = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps(raw | changes))

@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from orchestrator.availability import accepted_here
 from orchestrator.campaign.acts import RESULTS
 from orchestrator.campaign.audit import survivors
 from orchestrator.campaign.fakesuite import passing
@@ -72,7 +75,7 @@ def test_a_clean_run_exits_with_zero_and_says_what_ran(bench):
 
 @pytest.mark.parametrize(
     ("act", "code"),
-    [("fail", 1), ("segv", 3), ("hang", 4), ("xpass", 5), ("nodevice", 0)],
+    [("fail", 1), ("segv", 3), ("hang", 4), ("xpass", 5), ("nodevice", 8)],
 )
 def test_exit_codes(bench, act, code):
     done = bench([f"dense.aa.eager.{act}", "dense.aa.eager.pass_1"]).run("--deadline", "0.6")
@@ -81,8 +84,49 @@ def test_exit_codes(bench, act, code):
         assert "UNAVAILABLE on this host, and so not tested: 1 no_device" in done.out
 
 
-def test_require_all_makes_unavailable_an_error(bench):
-    assert bench(["dense.aa.eager.nopackage"]).run("--require-all").code == 8
+def test_the_caller_says_what_may_be_unavailable(bench):
+    suite = bench(["dense.aa.eager.nopackage", "dense.aa.eager.oldcard", "dense.aa.eager.pass_1"])
+    done = suite.run("--allow-unavailable", "architecture")
+    assert done.code == done.results["exit_code"] == 8
+    assert "UNAVAILABLE dense.aa.eager.nopackage" in done.out
+    assert "UNAVAILABLE dense.aa.eager.oldcard" not in done.out
+    assert "not allowed: package; where it is meant: --allow-unavailable architecture,package" in done.out
+    assert suite.run("--allow-unavailable", "package,architecture", output="both").code == 0
+    assert suite.run("--allow-unavailable", "none", output="none").code == 8
+    wrong = suite.run("--allow-unavailable", "architectures", output="wrong")
+    assert wrong.code == 14
+    assert "did you mean architecture?" in wrong.out
+    assert "O508" in suite.run("--resume", str(suite.home / "both"), "--allow-unavailable", "none").out
+
+
+def test_a_run_that_tested_nothing_is_no_success(bench):
+    """Whatever may be unavailable: where no subtest passed, nothing is known."""
+    suite = bench(["dense.aa.eager.oldcard", "dense.aa.eager.xfail"], known={"dense.aa.eager.xfail": ("xfail", None)})
+    done = suite.run("--allow-unavailable", "architecture")
+    assert done.code == done.results["exit_code"] == 9
+    assert "NOTHING WAS TESTED" in done.out
+    assert "NOTHING WAS TESTED" in (done.folder / "summary.md").read_text()
+    assert suite.run("dense.aa.eager.xfail", output="known").code == 0, "of a known failure, that it was seen"
+
+
+@pytest.mark.parametrize(
+    ("kind", "system", "machine", "accepted"),
+    [
+        ("NVIDIA H200", "Linux", "x86_64", ["architecture"]),
+        ("cpu", "Linux", "x86_64", []),
+        ("cpu", "Linux", "aarch64", ["package"]),
+        ("cpu", "Darwin", "arm64", ["package"]),
+    ],
+)
+def test_what_may_be_unavailable_unless_the_caller_says(monkeypatch, kind, system, machine, accepted):
+    """On a CPU only Triton, and only where pyproject.toml does not ask for it."""
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert accepted_here(kind) == accepted
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    triton = next(requirement for requirement in map(Requirement, asked) if requirement.name == "triton")
+    if kind == "cpu":
+        assert triton.marker.evaluate({"platform_system": system, "platform_machine": machine}) == (accepted == [])
 
 
 def test_a_module_that_kills_its_workers_is_condemned_alone(bench):
