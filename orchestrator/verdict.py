@@ -129,13 +129,13 @@ class Verdict:
 def settle(planned: Planned, attempt: Attempt) -> str:
     """The outcome of one attempt in the light of the plan."""
     outcome = attempt.outcome
-    if planned.action == "crash":
-        if outcome == outcomes.PASSED:
-            return outcomes.UNEXPECTED_PASS
-        if outcome == outcomes.FAILED and attempt.poisoned and planned.required_exit in (None, "cuda_error"):
-            return outcomes.KNOWN_FAILURE
-    if outcome == outcomes.FAILED and attempt.poisoned:
-        return outcomes.CRASHED
+    if attempt.poisoned:  # whatever else it says of itself, it took the device's context along
+        met = outcome == outcomes.KNOWN_FAILURE and planned.action is not None
+        if planned.action == "crash" and outcome == outcomes.FAILED:
+            met = planned.required_exit in (None, "cuda_error")
+        return outcomes.KNOWN_FAILURE if met else outcomes.CRASHED
+    if planned.action == "crash" and outcome == outcomes.PASSED:
+        return outcomes.UNEXPECTED_PASS
     if planned.action is None and outcome in (outcomes.KNOWN_FAILURE, outcomes.SKIPPED_KNOWN):
         return outcomes.FAILED
     if outcome == outcomes.UNAVAILABLE and attempt.kind not in outcomes.UNAVAILABLE_KINDS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -209,6 +210,26 @@ def test_what_the_plan_does_not_allow_is_a_failure():
     assert settle(PLANNED, known) == "failed"
     assert settle(PLANNED, tries("skipped_known")[0]) == "failed"
     assert settle(PLANNED, tries("unavailable")[0]) == "failed", "without a kind"
+
+
+@pytest.mark.parametrize("claim", sorted(outcomes.WORKER_OUTCOMES - {"failed"}))
+@pytest.mark.parametrize("action", [None, "crash", "xfail"])
+def test_whatever_poisons_the_context_has_crashed(claim, action):
+    """But for a known failure that was seen to fail as it must."""
+    planned = replace(PLANNED, known_failure=action and "bug", action=action)
+    attempt = Attempt(ID, 0, claim, "w1", kind="architecture", poisoned=True)
+    met = claim == "known_failure" and action is not None
+    attempt.outcome = settle(planned, attempt)
+    assert attempt.outcome == ("known_failure" if met else "crashed")
+    assert settle(planned, attempt) == attempt.outcome, "what is settled stays so"
+
+
+@pytest.mark.parametrize(
+    ("required", "outcome"), [(None, "known_failure"), ("cuda_error", "known_failure"), ("SIGSEGV", "crashed")]
+)
+def test_a_poisoned_context_is_a_crash_that_an_entry_may_require(required, outcome):
+    planned = replace(PLANNED, known_failure="bug", action="crash", required_exit=required)
+    assert settle(planned, Attempt(ID, 0, "failed", "w1", poisoned=True)) == outcome
 
 
 def test_every_outcome_has_a_place_everywhere():
