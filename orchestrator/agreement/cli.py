@@ -51,7 +51,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: the sides agree, but for stated limits; 1: they do not; 10 and up: the runs did not take place."""
+    """0: the sides agree, but for stated limits; 1: they do not, or nothing native was there to compare; 10 and up: the
+    runs did not take place."""
     arguments = build_parser().parse_args(argv)
     output: Path = arguments.output or Path(".attnmatrix/agreement") / time.strftime("%Y%m%d-%H%M%S")
     try:
@@ -64,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     print(page.headline(table))
+    if not any(pair.fault is None for pair in table.compared):
+        print("NOTHING COMPARED: no subtest is native here")
     for pair in table.disagreements:
         print(f"DISAGREE {pair.name}: {pair.note}")
         for side, seen in pair.sides:

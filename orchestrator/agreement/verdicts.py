@@ -118,7 +118,10 @@ class Table:
 
     @property
     def exit_code(self) -> int:
-        return 1 if self.disagreements or self.unused else 0
+        """Nothing compared is no agreement: a host whose libraries are gone must not look like one that was tested."""
+        compared = {pair.fault is not None for pair in self.compared}
+        missing = False not in compared or (bool(self.faults) and True not in compared)
+        return 1 if self.disagreements or self.unused or missing else 0
 
 
 def read_results(folder: Path) -> tuple[dict[str, Seen], dict[str, Any]]:

@@ -114,6 +114,17 @@ def test_what_is_not_native_here_is_typed_and_not_counted(host: Host) -> None:
     assert host.compare() == 1
 
 
+def test_nothing_native_is_no_agreement(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    for id in IDS:
+        host.rows["cuda"][id] |= {"outcome": "unavailable", "unavailable_kind": "package", "message": "gone", "ran": []}
+    assert host.compare() == 1
+    assert "NOTHING COMPARED" in capsys.readouterr().out
+    pairs = [Pair(IDS[0], Seen("passed"), Seen("passed"))]
+    elsewhere = Pair("-", None, None, "F01", "not native here")
+    assert verdicts.Table(pairs).exit_code == 0
+    assert verdicts.Table(pairs, [elsewhere]).exit_code == 1
+
+
 def test_an_illegal_access_is_one_thing_on_both_sides() -> None:
     fault = Seen("failed", "kernel_fault", "page 99 is outside")
     for there in (Seen("crashed"), Seen("failed", "AcceleratorError", poisoned=True), Seen("failed", "IndexError")):
