@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator import errors
+from orchestrator import errors, packages
 from orchestrator.availability import parse_kinds
 from orchestrator.devices import choose_lanes
 from orchestrator.errors import OrchestratorError
@@ -95,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "errors":
             say("\n".join(f"{code}  {meaning}" for code, meaning in errors.CODES.items()))
             return 0
+        packages.require(arguments.command)
         return commands[arguments.command](arguments)
     except OrchestratorError as error:
         print(error, file=sys.stderr)

@@ -16,8 +16,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from orchestrator.errors import OrchestratorError
 from orchestrator.manifest import short
 
@@ -143,6 +141,8 @@ def lease(
     stack: ExitStack, devices: Sequence[Device], number: int, wait: float, env: Mapping[str, str]
 ) -> list[Device]:
     """Lock up to ``number`` free devices; wait while there is none. A lease ends with its process."""
+    from filelock import FileLock, Timeout  # not needed to plan, to merge or to report
+
     folder = lease_folder(env)
     until = time.monotonic() + wait
     told = False

@@ -1,0 +1,101 @@
+"""What has to be installed where: the dependency groups, and what is said when something is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from orchestrator import packages
+from orchestrator.campaign.fakesuite import passing, write_suite
+from orchestrator.campaign.pretend import pretend_run
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+GROUPS: dict[str, list[Any]] = PYPROJECT["dependency-groups"]
+
+
+def names(group: str) -> set[str]:
+    """The packages that a group names, those of included groups among them."""
+    out: set[str] = set()
+    for item in GROUPS[group]:
+        out |= names(item["include-group"]) if isinstance(item, dict) else {Requirement(item).name}
+    return out
+
+
+def closure(wanted: Iterable[str]) -> set[str]:
+    """Packages with all that they need in turn."""
+    out: set[str] = set()
+    todo = list(wanted)
+    while todo:
+        name = todo.pop().lower().replace("_", "-")
+        if name in out:
+            continue
+        out.add(name)
+        for text in metadata.requires(name) or []:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                todo.append(requirement.name)
+    return out
+
+
+def site_of(folder: Path, wanted: Iterable[str]) -> Path:
+    """A folder in which Python finds these packages and what they need, and nothing else."""
+    folder.mkdir()
+    for name in closure(wanted):
+        files = metadata.files(name) or []
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+            (folder / top).symlink_to(metadata.distribution(name).locate_file(top))  # type: ignore[arg-type]
+    return folder
+
+
+def orchestrator(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """The orchestrator in an interpreter that has the packages of ``site`` only."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{site}", "ATTNMATRIX_DEVICE": "cpu"}
+    return subprocess.run(
+        [sys.executable, "-S", "-m", "orchestrator", *map(str, arguments)], cwd=site, env=env, text=True,
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_the_groups_are_what_is_looked_for():
+    assert names("orchestrator") >= set(packages.REPORTS)
+    assert names("runner") == set(packages.RUN)
+    whole = {Requirement(text).name: text for text in PYPROJECT["project"]["dependencies"]}
+    for item in [*GROUPS["orchestrator"], *GROUPS["runner"]]:
+        assert isinstance(item, dict) or whole[Requirement(item).name] == item
+
+
+def test_merging_and_reporting_need_the_group_alone(tmp_path):
+    suite = write_suite(tmp_path / "suite", passing(4))
+    parts = [pretend_run(suite, tmp_path / f"p{n}", (n, 2)).path for n in (1, 2)]
+    site = site_of(tmp_path / "site", names("orchestrator"))
+    done = orchestrator(site, "merge", *parts, "--output", tmp_path / "merged")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "merged" / "index.html").stat().st_size > 1000
+    done = orchestrator(site, "report", parts[0])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "merge", "report"])
+def test_what_is_missing_is_said_before_anything_runs(tmp_path, command):
+    """On a GPU host nothing is installed, and what only the reports import would be missed when the run is over."""
+    suite = write_suite(tmp_path / "suite", passing(2))
+    part = pretend_run(suite, tmp_path / "part").path
+    arguments = ["--tests", suite, "--output", tmp_path / "run"] if command == "run" else [part]
+    site = site_of(tmp_path / "site", set(packages.RUN) - {"jinja2", "junitparser"})
+    done = orchestrator(site, command, *arguments)
+    assert done.returncode == 14
+    assert "error O509: jinja2, junitparser are not installed here" in done.stderr
+    assert "python -m pip install -c constraints.txt jinja2 junitparser" in done.stderr
+    assert not (tmp_path / "run").exists()
+    bare = orchestrator(tmp_path / "suite", command, *arguments)
+    assert "O509" in bare.stderr, "without any package too"
