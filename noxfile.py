@@ -2,7 +2,8 @@
 
 The sessions share two environments below ``.nox/``: ``light`` for what reads and writes text, ``full`` (with torch)
 for what runs attention. Each is installed once, and again when ``pyproject.toml`` or ``constraints.txt`` change.
-``nox --no-venv`` uses the interpreter that runs nox and installs nothing.
+On a host with a GPU, attention runs in the environment of the ``python`` on the PATH. ``nox --no-venv`` uses the
+interpreter that runs nox for everything, and installs nothing.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def matrix_python(session: nox.Session) -> str:
 
     On a host with a GPU that is the environment already there: the engine's own packages are what is tested.
     """
-    if not has_gpu():
+    if installs_nothing(session) or not has_gpu():
         return environment(session, "full")
     python = shutil.which("python") or sys.executable
     session.log(f"this host has a GPU: running in the environment that is there ({python})")
@@ -126,7 +127,7 @@ def matrix_python(session: nox.Session) -> str:
 
 def environment(session: nox.Session, name: str) -> str:
     """The interpreter of the shared environment ``name``, made and installed where it is missing or out of date."""
-    if session._runner.global_config.force_venv_backend == "none":  # --no-venv; nox has no public name for it
+    if installs_nothing(session):
         return sys.executable
     home = ROOT / ".nox" / name
     python = home / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
@@ -141,6 +142,11 @@ def environment(session: nox.Session, name: str) -> str:
             session.run(str(python), "-m", "pip", "install", "--quiet", "-c", "constraints.txt", *wanted)
             stamp.write_text(state)
     return str(python)
+
+
+def installs_nothing(session: nox.Session) -> bool:
+    """Whether nox was told ``--no-venv``, for which it has no public name: it sets this backend."""
+    return bool(session._runner.global_config.force_venv_backend == "none")
 
 
 def requirements(name: str) -> list[str]:
