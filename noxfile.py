@@ -30,7 +30,9 @@ HEAVY = ("torch", "triton")
 def gpu_matrix(session: nox.Session) -> None:
     """Run the matrix of suite.toml over the GPUs of this host, or over its CPU cores where it has none."""
     tests, arguments = suite_of(session)
-    session.run(matrix_python(session), "-m", "orchestrator", "run", "--tests", tests, *arguments)
+    # What a failure prints to be run again, and what a reference run names, begins as this session was called.
+    env = {"ATTNMATRIX_NO_VENV": "1"} if installs_nothing(session) else {}
+    session.run(matrix_python(session), "-m", "orchestrator", "run", "--tests", tests, *arguments, env=env)
 
 
 @nox.session(python=False, default=False, tags=["write"])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import re
@@ -118,6 +119,8 @@ def why_not(run: Mapping[str, Any], counts: Mapping[str, int], cost: object) -> 
         return "the run had a part of the matrix only"
     if run["fault"]:
         return f"the run had a planted fault, {quote(run['fault'])}"
+    if run["commit"] == "unknown":
+        return "the run names no commit: set ATTNMATRIX_COMMIT on a host that has no git"
     if run["merged"] or cost is None:
         return "the run was merged from several: its parts have no common time"
     if counts.get("not_run"):
@@ -126,15 +129,20 @@ def why_not(run: Mapping[str, Any], counts: Mapping[str, int], cost: object) -> 
 
 
 def command_of(run: Mapping[str, Any]) -> str:
-    """The command that repeats a run."""
-    options = ["--profile", run["profile"]] if "--profile" in run["selection"] else []
-    if not options and run["tests"] != "generated_tests":
-        options = ["--profile", run["profile"]]
-    if run["repeat"] > 1:
-        options += ["--repeat", str(run["repeat"])]
-    if run["fresh"]:
-        options.append("--fresh-process")
-    return shlex.join(["nox", "-s", "gpu_matrix", *(["--", *options] if options else [])])
+    """The command that repeats a run: what was typed, but for the folder, which already holds a run.
+
+    Under nox, the session adds ``--tests``, and takes ``--profile`` away where it generated that profile first.
+    """
+    shown = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    shown.add_argument("--tests")
+    shown.add_argument("--output")
+    known, rest = shown.parse_known_args(run["argv"][1:])
+    words = run["command"].split()
+    if words[0] != "nox":
+        return shlex.join([*words, *(["--tests", known.tests] if known.tests else []), *rest])
+    if known.tests == f".attnmatrix/{run['profile']}":
+        rest = ["--profile", run["profile"], *rest]
+    return shlex.join([*words, *rest] if rest else words[:-1])
 
 
 def environment_of(folder: Path) -> dict[str, Any]:
@@ -207,9 +215,15 @@ def run_row(run: ReferenceRun) -> list[str]:
         inline(", ".join(f"{count} {kind}" for kind, count in run.ran.items())),
         f"{run.seconds:g} on {run.workers} worker{'s' * (run.workers != 1)}",
         inline(", ".join(f"{name} {version}" for name, version in run.versions.items())),
-        f"`{code(run.commit[:10])}`",
+        f"`{code(short_commit(run.commit))}`",
         f"`{code(run.command)}`",
     ]
+
+
+def short_commit(commit: str) -> str:
+    """The beginning of a commit, and whether files had changed since."""
+    sha, dirty, _ = commit.partition("-dirty")
+    return sha[:10] + dirty
 
 
 def words(outcome: str, count: int) -> str:

@@ -90,6 +90,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = build_parser().parse_args(argv)
+    arguments.argv = list(sys.argv[1:] if argv is None else argv)
     commands = {"run": run_command, "plan": plan_command, "merge": merge_command, "report": report_command}
     try:
         if arguments.command == "errors":
@@ -229,7 +230,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
         fresh=options.get("fresh_process", False), allow_unavailable=kinds_of(arguments),
         start_limit=options.get("start_limit", 120.0), max_restarts=options.get("max_restarts", 100),
         plugins=tuple(options.get("plugin", ())), preload=tuple(filter(None, options.get("preload", "").split(","))),
-        interpreters=options.get("new_interpreters", False),
+        interpreters=options.get("new_interpreters", False), argv=arguments.argv,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from orchestrator.planning import Block, Plan, digest
 
 FORMAT = 1
 JOURNAL = "supervisor.jsonl"
-COMMAND = re.compile(r"python -m orchestrator run|nox -s [a-z_]+ --")
+COMMAND = re.compile(r"python -m orchestrator run|nox (--no-venv )?-s [a-z_]+ --")
 FIELDS = ("id", "known_failure", "action", "required_exit", "weight")
 
 
@@ -53,8 +53,15 @@ class Run:
     """Reasons for which a subtest may be unavailable without making the exit code differ from 0."""
     command: str = "python -m orchestrator run"
     """What the user types before ids and options; under nox, the session."""
+    argv: list[str] = field(default_factory=list)
+    """The orchestrator's own arguments: ``run``, options and ids."""
     merged: int = 0
     """Number of folders this one was merged from; 0 for a run."""
+
+    @property
+    def short_commit(self) -> str:
+        sha, dirty, _ = self.commit.partition("-dirty")
+        return sha[:12] + dirty
 
 
 class Folder:

@@ -66,7 +66,7 @@ def merge(
     else:
         line = (
             f"{len(paths)} runs partition the plan: {total} subtests, none missing, none twice "
-            f"(spec {first.spec_sha256[:12]}, commit {first.commit[:12]})"
+            f"(spec {first.spec_sha256[:12]}, commit {first.short_commit})"
         )
     kinds = sorted({run.device_kind for run, _ in loaded})
     devices = sorted({device for run, _ in loaded for device in run.devices})

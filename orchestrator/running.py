@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from orchestrator.durations import LOCAL, SEED, estimate, load_durations, save_d
 from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Folder, Run, bulk
 from orchestrator.ledger import Ledger
-from orchestrator.manifest import Manifest, load_manifest
+from orchestrator.manifest import Manifest, load_manifest, short
 from orchestrator.planning import SHARDS, Plan, library_cost, make_plan
 from orchestrator.scheduling import Scheduler
 from orchestrator.selection import Selection, select
@@ -27,6 +28,9 @@ from orchestrator.verdict import Verdict, build_verdict, read_ledger, settle
 
 PRELOAD = ("kits.preload", "torch", "pytest")
 """What the launcher imports before it forks, so that no worker pays for it. A module that cannot be had is left out."""
+COMMIT, NO_VENV = "ATTNMATRIX_COMMIT", "ATTNMATRIX_NO_VENV"
+"""Variables: the commit, where there is no git; set by noxfile.py under ``--no-venv``, which nox tells nobody."""
+SHA = re.compile(r"[0-9a-f]{40}(-dirty)?")
 
 
 @dataclass(kw_only=True)
@@ -49,6 +53,8 @@ class Request:
     plugins: tuple[str, ...] = ()
     preload: tuple[str, ...] = PRELOAD
     interpreters: bool = False
+    argv: list[str] = field(default_factory=list)
+    """The arguments of the command line as they were typed."""
 
 
 @dataclass
@@ -97,7 +103,7 @@ def describe(request: Request, manifest: Manifest, plan: Plan, lanes: Lanes) -> 
         deadline=request.deadline or (120.0 if lanes.kind == "cpu" else 300.0), device_kind=lanes.kind,
         devices=sorted(set(lanes.devices)), workers=len(lanes.devices), started=round(time.time(), 3),
         fault=os.environ.get("ATTNMATRIX_FAULT", ""), allow_unavailable=allowed,
-        command=command_of(os.environ.get("NOX_CURRENT_SESSION", "")),
+        command=command_of(os.environ), argv=request.argv,
     )  # fmt: skip
 
 
@@ -170,24 +176,33 @@ def remember(run: Run, verdict: Verdict, target: Path | None) -> None:
         save_durations(target or LOCAL, run.device_kind, times)
 
 
-def command_of(session: str) -> str:
+def command_of(env: Mapping[str, str]) -> str:
     """How this program was started. Under nox, only the session's environment is sure to have what the tests need.
 
     Other sessions than ``gpu_matrix`` (tests, bench, campaign) start runs too, but pass on no arguments of ours.
     """
-    return "nox -s gpu_matrix --" if session == "gpu_matrix" else Run.command
+    if env.get("NOX_CURRENT_SESSION") != "gpu_matrix":
+        return Run.command
+    return f"nox {'--no-venv ' if env.get(NO_VENV) else ''}-s gpu_matrix --"
 
 
 def default_output() -> Path:
     return Path(".attnmatrix/runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
-def commit_of(folder: Path) -> str:
-    """The commit that is tested, or ``unknown`` outside a repository."""
+def commit_of(folder: Path, env: Mapping[str, str] = os.environ) -> str:
+    """The commit that is tested, with ``-dirty`` behind it where a file that git tracks has changed since.
+
+    Where git cannot tell, on a host that got the files without their repository, ``ATTNMATRIX_COMMIT`` names it.
+    """
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, timeout=10, check=True
-        )
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=30, check=True)
+        return done.stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return done.stdout.strip()
+        named = env.get(COMMIT, "")
+    if named and not SHA.fullmatch(named):
+        raise OrchestratorError(
+            "O508", f"{COMMIT} is {short(named, 80)}", "it takes 40 hex digits, and -dirty if need be"
+        )
+    return named or "unknown"

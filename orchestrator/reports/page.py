@@ -55,7 +55,7 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
     run = verdict.run
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.started)) if 0 < run.started < 1e11 else "unknown"
     ran = ", ".join(f"{count} {kind}" for kind, count in verdict.ran.most_common()) or "nothing"
-    out = [("profile", run.profile), ("spec", run.spec_sha256[:12]), ("commit", run.commit[:12]), ("begun", when)]
+    out = [("profile", run.profile), ("spec", run.spec_sha256[:12]), ("commit", run.short_commit), ("begun", when)]
     out += [("on", f"{run.device_kind}, {run.workers} workers"), ("ran", ran)]
     if verdict.cost is not None and not run.merged:
         out.append(("took", f"{verdict.cost.wall:.1f} s, {verdict.cost.own:.1%} of it the orchestrator's own"))

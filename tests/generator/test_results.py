@@ -17,7 +17,8 @@ from generator.tables import RUNS_BEGIN, RUNS_END
 RUN: dict[str, Any] = {
     "tests": "generated_tests", "profile": "ci", "spec_sha256": "5" * 64, "commit": "c" * 40, "selection": [],
     "part": None, "repeat": 1, "fresh": False, "device_kind": "cpu", "devices": ["cpu"], "workers": 2,
-    "started": 1795967349.9, "fault": "", "merged": 0,
+    "started": 1795967349.9, "fault": "", "merged": 0, "command": "nox -s gpu_matrix --",
+    "argv": ["run", "--tests", "generated_tests"],
 }  # fmt: skip
 HERE: dict[str, Any] = {
     "system": "Linux x86_64", "processor": "Some | CPU", "cores": 2,
@@ -90,17 +91,41 @@ def test_a_row_by_hand_is_drift(small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "command"),
+    ("argv", "command"),
     [
-        ({"selection": ["--profile", "smoke"], "profile": "smoke"}, "nox -s gpu_matrix -- --profile smoke"),
-        ({"tests": ".attnmatrix/nightly", "profile": "nightly"}, "nox -s gpu_matrix -- --profile nightly"),
-        ({"repeat": 3, "fresh": True}, "nox -s gpu_matrix -- --repeat 3 --fresh-process"),
+        ([], "nox -s gpu_matrix"),
+        (["--profile", "ci", "--output", "here"], "nox -s gpu_matrix -- --profile ci"),
+        (["--workers", "14", "--confirm=2"], "nox -s gpu_matrix -- --workers 14 --confirm=2"),
+        (["--deadline", "600", "-k", ""], "nox -s gpu_matrix -- --deadline 600 -k ''"),
     ],
 )
-def test_the_command_repeats_the_run(run: dict[str, Any], command: str, small: Path, tmp_path: Path) -> None:
+def test_the_command_repeats_the_run(argv: list[str], command: str, small: Path, tmp_path: Path) -> None:
+    """With every option that was typed, but for the folder, which already holds a run."""
+    run = {"argv": ["run", "--tests", "generated_tests", *argv]}
     assert generator("results", "add", run_folder(tmp_path / "run", run), cwd=small).returncode == 0
     (kept,), problems = reference_runs(small)
     assert (kept.command, problems) == (command, [])
+
+
+@pytest.mark.parametrize(
+    ("command", "tests", "says"),
+    [
+        ("nox --no-venv -s gpu_matrix --", "generated_tests", "nox --no-venv -s gpu_matrix -- --wait 5"),
+        ("nox -s gpu_matrix --", ".attnmatrix/nightly", "nox -s gpu_matrix -- --profile nightly --wait 5"),
+        ("python -m orchestrator run", "a b", "python -m orchestrator run --tests 'a b' --wait 5"),
+    ],
+)
+def test_the_command_begins_as_it_was_started(command: str, tests: str, says: str, small: Path, tmp_path: Path) -> None:
+    run = {"command": command, "tests": tests, "profile": "nightly", "argv": ["run", "--tests", tests, "--wait", "5"]}
+    assert generator("results", "add", run_folder(tmp_path / "run", run), cwd=small).returncode == 0
+    (kept,), _ = reference_runs(small)
+    assert kept.command == says
+
+
+def test_a_changed_tree_shows(small: Path, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", {"commit": f"{'c' * 40}-dirty"})
+    assert generator("results", "add", folder, cwd=small).returncode == 0
+    assert "| `cccccccccc-dirty` |" in (small / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -109,6 +134,7 @@ def test_the_command_repeats_the_run(run: dict[str, Any], command: str, small: P
         ({"selection": ["--sweep", "eager"]}, {}, "a part of the matrix only"),
         ({"part": [1, 2]}, {}, "a part of the matrix only"),
         ({"fault": "F01"}, {}, 'a planted fault, "F01"'),
+        ({"commit": "unknown"}, {}, "set ATTNMATRIX_COMMIT"),
         ({"merged": 2}, {}, "merged from several"),
         ({}, {"cost": None}, "merged from several"),
         ({}, {"counts": {"passed": 3, "not_run": 2}}, "2 subtests were not run"),

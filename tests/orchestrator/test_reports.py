@@ -159,9 +159,12 @@ def test_commands_name_the_planted_fault_and_quote_the_folder(folder):
 def test_commands_of_a_run_under_nox_go_through_nox(folder, monkeypatch):
     """The interpreter that the user has outside of nox may lack torch."""
     verdict = verdict_of(folder)
-    verdict.run.command, verdict.run.tests = command_of("gpu_matrix"), "generated_tests"
+    nox = {"NOX_CURRENT_SESSION": "gpu_matrix"}
+    verdict.run.command, verdict.run.tests = command_of(nox), "generated_tests"
     assert text.reproduce(verdict, verdict.failures[0]) == "nox -s gpu_matrix -- dense.aa.decode_cg.pass_1"
-    assert command_of("") == command_of("tests") == command_of("$(reboot)") == "python -m orchestrator run"
+    assert command_of(nox | {"ATTNMATRIX_NO_VENV": "1"}) == "nox --no-venv -s gpu_matrix --"
+    for session in ("", "tests", "$(reboot)"):
+        assert command_of({"NOX_CURRENT_SESSION": session}) == "python -m orchestrator run"
 
 
 def test_tables_follow_the_order_of_the_spec(folder):
