@@ -15,12 +15,13 @@ EXIT_OK = 0
 
 
 def check(options: argparse.Namespace) -> int:
-    """Check the spec and the files on disk."""
+    """Check the spec, the files on disk, and that what was measured is of this matrix."""
+    from generator.measurements import stale
     from generator.outputs import build, drift
 
     project = opened(options)
     tree = build(project, project.default_profile)
-    problems = list(drift(tree))
+    problems = [*drift(tree), *stale(tree)]
     if problems:
         raise SpecError(problems)
     counts = summary(project.matrix(project.default_profile))

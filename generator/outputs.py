@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from generator.committed import GENERATED, MANIFEST
+from generator.committed import GENERATED, MANIFEST, spec_hash
 from generator.manifest import manifest_text
 from generator.matrix import Project
 from generator.modules import module_views
@@ -57,11 +57,11 @@ def build(project: Project, profile: str, output: Path | None = None, only: str 
     if "schema" in wants:
         tree.files[root / "suite.schema.json"] = schema_text()
     if "readme" in wants:
-        add_readme(tree, readme_text(readme_view(project, matrix)))
+        add_readme(tree, readme_text(readme_view(project, matrix)), spec_hash(project.document.data))
     return tree
 
 
-def add_readme(tree: Tree, matrix: str) -> None:
+def add_readme(tree: Tree, matrix: str, spec_sha256: str) -> None:
     """README.md with each table between its markers. Where no run was ever kept, it need not have a place for them."""
     from generator.results import reference_runs, runs_text
 
@@ -70,7 +70,7 @@ def add_readme(tree: Tree, matrix: str) -> None:
     runs, problems = reference_runs(tree.root)
     blocks = [(BEGIN, END, matrix)]
     if runs or RUNS_BEGIN in text or RUNS_END in text:
-        blocks.append((RUNS_BEGIN, RUNS_END, runs_text(runs)))
+        blocks.append((RUNS_BEGIN, RUNS_END, runs_text(runs, spec_sha256)))
     for begin, end, table in blocks:
         if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
             message = f"there must be one line {quote(begin)} and behind it one line {quote(end)}"

@@ -193,15 +193,17 @@ def complaints(error: ValidationError) -> Iterator[str]:
         yield f"{where}: {detail['msg']}" if where else detail["msg"]
 
 
-def runs_text(runs: list[ReferenceRun]) -> str:
-    """The table of reference runs."""
+def runs_text(runs: list[ReferenceRun], spec_sha256: str) -> str:
+    """The table of reference runs; those of another spec than the one at hand are marked."""
     if not runs:
         return "None yet.\n"
     header = ["date", "device", "host", "profile", "outcomes", "ran", "seconds", "versions", "commit", "command"]
-    return Table(header, [run_row(run) for run in runs], words=len(header)).text() + "\n"
+    return (
+        Table(header, [run_row(run, run.spec_sha256 == spec_sha256) for run in runs], words=len(header)).text() + "\n"
+    )
 
 
-def run_row(run: ReferenceRun) -> list[str]:
+def run_row(run: ReferenceRun, current: bool) -> list[str]:
     """One row of the table."""
     device = run.device if run.devices == 1 else f"{run.devices} x {run.device}"
     host = f"{run.host.processor}, {run.host.cores} cores, {run.host.system}"
@@ -210,7 +212,7 @@ def run_row(run: ReferenceRun) -> list[str]:
         run.date,
         inline(device),
         inline(host),
-        inline(run.profile),
+        inline(run.profile if current else f"{run.profile}, an earlier suite"),
         inline(", ".join(f"{count} {words(name, count)}" for name, count in counts.items())),
         inline(", ".join(f"{count} {kind}" for kind, count in run.ran.items())),
         f"{run.seconds:g} on {run.workers} worker{'s' * (run.workers != 1)}",

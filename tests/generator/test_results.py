@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from spec_tools import SMALL, generator, project_at, repository
+from spec_tools import SMALL, generator, project_at, repository, with_one_line
 
 from generator.outputs import build, drift, write
 from generator.problems import Problem
@@ -211,6 +212,39 @@ def test_hostile_text_stays_in_its_cell(small: Path, tmp_path: Path) -> None:
     (kept,), _ = reference_runs(small)
     assert isinstance(kept, ReferenceRun)
     assert kept.name == "2026-11-29-ci-b-gpu-b-x-owned.json"
+
+
+def test_a_run_of_an_earlier_suite_is_marked(small: Path, tmp_path: Path) -> None:
+    now = json.loads((small / "generated_tests/manifest.json").read_text())["spec_sha256"]
+    generator("results", "add", run_folder(tmp_path / "new", {"spec_sha256": now}), cwd=small)
+    assert "| ci |" in next(line for line in (small / "README.md").read_text().splitlines() if "| cpu |" in line)
+    spec = small / "suite.toml"
+    spec.write_text(with_one_line(spec.read_text()))
+    assert generator("generate", "--pin", cwd=small).returncode == 0
+    row = next(line for line in (small / "README.md").read_text().splitlines() if "| cpu |" in line)
+    assert "| ci, an earlier suite |" in row
+
+
+@pytest.mark.parametrize(
+    ("measured", "message"),
+    [
+        ({"manifest_sha256": "0" * 64}, "measured on another matrix"),
+        ({}, "names no matrix"),
+        ([], "names no matrix"),
+    ],
+)
+def test_what_the_suite_catches_was_measured_on_this_matrix(measured: object, message: str, small: Path) -> None:
+    power = small / "results" / "power.json"
+    power.parent.mkdir(exist_ok=True)
+    right = hashlib.sha256((small / "generated_tests/manifest.json").read_bytes()).hexdigest()
+    power.write_text(json.dumps({"manifest_sha256": right}))
+    assert generator("check", cwd=small).returncode == 0
+    power.write_text(json.dumps(measured))
+    done = generator("check", cwd=small)
+    assert done.returncode == 1
+    assert "error[E-stale-power]" in done.stderr
+    assert message in done.stderr
+    assert "nox -s power" in done.stderr
 
 
 def test_newest_first(small: Path, tmp_path: Path) -> None:
