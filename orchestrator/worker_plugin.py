@@ -204,7 +204,10 @@ def conclude(job: Mapping[str, Any], reports: list[pytest.TestReport], facts: ob
         return outcomes.FAILED, f"unavailable without a typed reason: {facts.get('unavailable_kind')!r}"
     if claim in (outcomes.KNOWN_FAILURE, outcomes.SKIPPED_KNOWN) and job["action"] is None:
         return outcomes.FAILED, f"reported {claim}, but the plan knows no such entry"
-    return str(claim), one_line(facts, reports[0] if reports else None) if claim != outcomes.PASSED else ""
+    if claim == outcomes.PASSED:
+        return outcomes.PASSED, ""
+    told = next((report for report in reports if report.skipped), reports[0] if reports else None)
+    return str(claim), one_line(facts, told)
 
 
 def recordable(facts: object) -> bool:

@@ -55,7 +55,8 @@ def test_doubt_is_a_failure(facts, reports, words):
 
 def test_typed_outcomes_pass_through():
     facts = FACTS | {"outcome": "unavailable", "unavailable_kind": "no_device"}
-    assert conclude(JOB, phases("skipped", longrepr=("f", 1, "no GPU")), facts)[0] == "unavailable"
+    calls = [report("setup"), report("call", "skipped", ("f", 1, "no GPU")), report("teardown")]
+    assert conclude(JOB, calls, facts) == ("unavailable", "no GPU"), "the phase that was skipped says why"
     known = {"id": JOB["id"], "action": "xfail"}
     assert conclude(known, phases("skipped"), FACTS | {"outcome": "known_failure"})[0] == "known_failure"
     facts = FACTS | {"outcome": "unexpected_pass"}
