@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from orchestrator.manifest import load_manifest
 
 SIDES = {"recorder": "cpu", "cuda": "cuda"}
 LIMITS = Path(__file__).with_name("limits.toml")
-PACKAGES = ("torch", "triton", "sglang-kernel", "sgl-kernel", "flash-attn-4", "flashinfer-python")
 FIRST_OWN_ERROR = 10
 """Exit codes of a run from here on say that it did not take place; below, that subtests failed."""
 
@@ -97,18 +95,20 @@ def run_one_side(arguments: argparse.Namespace, output: Path) -> None:
 def agreement(arguments: argparse.Namespace, output: Path) -> Table:
     workers = arguments.workers or cpu_count()
     manifest, limits = load_manifest(arguments.tests), verdicts.read_limits(arguments.limits)
-    found, runs = {}, {}
+    found, runs, versions = {}, {}, {}
     for side, device in SIDES.items():
         folder = getattr(arguments, side) or run_side(arguments.tests, output / side, device, workers)
         found[side], runs[side] = verdicts.read_results(folder)
-        wrong = runs[side].get("manifest_sha256") not in (None, manifest.sha256)
+        versions[side] = verdicts.read_versions(folder)
+        wrong = runs[side].get("manifest_sha256") != manifest.sha256
         if wrong or (runs[side].get("device_kind", device) == "cpu") != (device == "cpu"):
             what = "ran another manifest" if wrong else "ran on the other side"
             raise OrchestratorError("O209", f"{folder} {what}", f"--{side} names a run with ATTNMATRIX_DEVICE={device}")
     ids = [planned.id for planned in manifest.subtests]
     table = Table(verdicts.compare_subtests(ids, found["recorder"], found["cuda"], limits))
     table.device = str(runs["cuda"].get("device_kind", ""))
-    table.versions = installed() if arguments.cuda is None else {}
+    table.versions = versions
+    table.spec_sha256, table.manifest_sha256 = manifest.spec_sha256, manifest.sha256
     if not arguments.no_faults:
         usable = [pair.id for pair in table.subtests if pair.status == AGREE and passes(pair)]
         table.faults = compare_faults(*run_faults(arguments, output, usable, workers), limits)
@@ -219,14 +219,3 @@ def compare_faults(recorder: Trials, cuda: Trials, limits: Sequence[Limit]) -> l
 
 def seen(trial: dict[str, Any]) -> Seen:
     return Seen(trial["outcome"], trial["check"], trial["message"])
-
-
-def installed() -> dict[str, str]:
-    """Versions of what ran natively."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions

@@ -33,6 +33,8 @@ def as_json(table: Table) -> str:
         "headline": headline(table),
         "device": table.device,
         "versions": table.versions,
+        "spec_sha256": table.spec_sha256,
+        "manifest_sha256": table.manifest_sha256,
         "unused_limits": [asdict(limit) for limit in table.unused],
         "subtests": [pair.as_dict() for pair in table.subtests],
         "faults": [pair.as_dict() for pair in table.faults],
@@ -42,13 +44,16 @@ def as_json(table: Table) -> str:
 
 def render(table: Table) -> str:
     """Disagreements first, then the sums, then every single verdict."""
-    where = ", ".join([table.device or "unknown device", *(f"{n} {v}" for n, v in table.versions.items())])
     lines = ["# Recorder and CUDA", "", "<!-- Written by `nox -s agreement`; do not edit. -->", ""]
     lines += [
         f"**{headline(table)}**",
         "",
-        f"On {where}. Verdicts are compared by class: the outcome, and the check that",
-        "failed. A subtest that one side has no verdict on is a disagreement.",
+        f"- CUDA: {_cell(table.device) or 'unknown device'}, {_versions(table, 'cuda')}",
+        f"- recorder: CPU, {_versions(table, 'recorder')}",
+        f"- suite: spec `{table.spec_sha256[:12]}`, manifest `{table.manifest_sha256[:12]}`",
+        "",
+        "Verdicts are compared by class: the outcome, and the check that failed. A subtest that one side has no",
+        "verdict on is a disagreement.",
         "",
     ]
     lines += _differences("Disagreements", table, DISAGREE) + _differences("Stated limits", table, EXPLAINED)
@@ -63,6 +68,11 @@ def render(table: Table) -> str:
     lines += ["## Every verdict", "", "| subtest | recorder | CUDA | |", "|---|---|---|---|"]
     lines += [f"| `{pair.id}` | {_verdict(pair, 0)} | {_verdict(pair, 1)} | {pair.status} |" for pair in table.subtests]
     return "\n".join(lines) + "\n"
+
+
+def _versions(table: Table, side: str) -> str:
+    found = table.versions.get(side, {})
+    return _cell(", ".join(f"{name} {version}" for name, version in found.items())) or "unknown versions"
 
 
 def _differences(title: str, table: Table, status: str) -> list[str]:

@@ -16,7 +16,10 @@ from typing import Any
 
 from orchestrator import outcomes
 from orchestrator.errors import OrchestratorError
+from orchestrator.events import read_events
 from orchestrator.files import read_plain
+from orchestrator.folder import Folder
+from orchestrator.ledger import text_of
 from orchestrator.manifest import MAX_BYTES
 
 AGREE, EXPLAINED, DISAGREE = "agree", "stated limit", "disagree"
@@ -99,13 +102,16 @@ class Limit:
 
 @dataclass
 class Table:
-    """Everything that was compared. ``device`` names the GPU, ``versions`` what its libraries were."""
+    """Everything that was compared. ``device`` names the GPU, ``versions`` what each side said was installed there;
+    the hashes are those of the suite that both sides ran."""
 
     subtests: list[Pair]
     faults: list[Pair] = field(default_factory=list)
     unused: list[Limit] = field(default_factory=list)
     device: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    spec_sha256: str = ""
+    manifest_sha256: str = ""
 
     @property
     def compared(self) -> list[Pair]:
@@ -145,6 +151,20 @@ def read_results(folder: Path) -> tuple[dict[str, Seen], dict[str, Any]]:
         raise OrchestratorError("O201", f"{folder} holds no results.json", "run it to its end first") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OrchestratorError("O202", f"{path} cannot be read: {error}") from None
+
+
+def read_versions(folder: Path) -> dict[str, str]:
+    """What was installed where a run took place, in the words of its first worker; nothing where none said it.
+
+    Not what is installed here: the folder may have come from another host.
+    """
+    for path in Folder(folder).event_files():
+        for event in read_events(path):
+            here = event.get("environment") if isinstance(event, dict) and event["event"] == "ready" else None
+            versions = here.get("versions") if isinstance(here, dict) else None
+            if isinstance(versions, dict):
+                return {text_of(name, 40): text_of(version, 40) for name, version in versions.items()}
+    return {}
 
 
 def compare_subtests(

@@ -1,5 +1,6 @@
 """The table of agreement, from the folders of two runs that never were."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,24 @@ class Host:
         self.rows["cuda"] = {id: row(id) for id in IDS}
         self.kinds = {"recorder": "cpu", "cuda": "NVIDIA H200"}
         self.limits = ""
+        self.sha256 = hashlib.sha256((self.suite / "manifest.json").read_bytes()).hexdigest()
 
     def compare(self) -> int:
         (self.home / "limits.toml").write_text(self.limits)
         arguments = ["--tests", str(self.suite), "--output", str(self.home / "out"), "--no-faults"]
         arguments += ["--limits", str(self.home / "limits.toml")]
-        for side, rows in self.rows.items():
-            folder = self.home / side
-            folder.mkdir(exist_ok=True)
-            results = {"run": {"device_kind": self.kinds[side]}, "subtests": list(rows.values())}
-            (folder / "results.json").write_text(json.dumps(results))
-            arguments += [f"--{side}", str(folder)]
+        for side in self.rows:
+            arguments += [f"--{side}", str(self.leave(side, self.home / side))]
         return cli.main(arguments)
+
+    def leave(self, side: str, folder: Path) -> Path:
+        """The folder of a run on one side."""
+        (folder / "events").mkdir(parents=True, exist_ok=True)
+        run = {"device_kind": self.kinds[side], "manifest_sha256": self.sha256}
+        (folder / "results.json").write_text(json.dumps({"run": run, "subtests": list(self.rows[side].values())}))
+        ready = {"event": "ready", "environment": {"versions": {"torch": f"2.11 of {side}"}}}
+        (folder / "events" / "w0001.jsonl").write_text(f"x\n{json.dumps(ready)}\n")
+        return folder
 
     @property
     def table(self) -> dict[str, Any]:
@@ -144,10 +151,22 @@ def test_a_stated_limit_is_shown_and_must_be_needed(host: Host, capsys: pytest.C
     assert not Limit(cause="other", id="dense.aa.*", fault="F01").holds(Pair(IDS[0], Seen("passed"), Seen("failed")))
 
 
+def test_the_page_says_where_each_side_ran_and_which_suite(host: Host) -> None:
+    """In the words of the runs: the host that compares may have other versions than both."""
+    assert host.compare() == 0
+    assert host.table["versions"] == {side: {"torch": f"2.11 of {side}"} for side in cli.SIDES}
+    assert (host.table["spec_sha256"], host.table["manifest_sha256"]) == ("fake", host.sha256)
+    assert "- CUDA: NVIDIA H200, torch 2.11 of cuda\n- recorder: CPU, torch 2.11 of recorder\n" in host.page
+    assert f"manifest `{host.sha256[:12]}`" in host.page
+
+
 def test_runs_of_another_suite_or_side_are_refused(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
     host.kinds["cuda"] = "cpu"
     assert host.compare() == 11
     assert "ran on the other side" in capsys.readouterr().err
+    host.kinds["cuda"], host.sha256 = "NVIDIA H200", "0" * 64
+    assert host.compare() == 11
+    assert "ran another manifest" in capsys.readouterr().err
     (host.home / "cuda" / "results.json").write_text("{")
     assert cli.main(["--tests", str(host.suite), "--recorder", str(host.home / "cuda"), "--no-faults"]) == 11
 
@@ -172,10 +191,7 @@ def test_two_hosts_share_the_work(
 
     def run_side(tests: Path, output: Path, device: str, workers: int) -> Path:
         side = next(side for side, name in cli.SIDES.items() if name == device)
-        output.mkdir()
-        results = {"run": {"device_kind": host.kinds[side]}, "subtests": list(host.rows[side].values())}
-        (output / "results.json").write_text(json.dumps(results))
-        return output
+        return host.leave(side, output)
 
     def try_faults(arguments: Any, output: Path, side: str, ids: list[str], faults: Any, workers: int) -> Any:
         calls.append((side, faults))
@@ -198,7 +214,7 @@ def test_two_hosts_share_the_work(
         (IDS[1], "disagree"),
         (IDS[2], "agree"),
     ]
-    assert host.table["versions"] == {}, "those of this host would be another host's"
+    assert host.table["versions"]["cuda"] == {"torch": "2.11 of cuda"}, "those of this host would be another host's"
     assert "1 of 2 trials" in capsys.readouterr().out
 
 
