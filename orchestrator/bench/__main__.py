@@ -41,13 +41,20 @@ def build_parser() -> argparse.ArgumentParser:
 def settings(arguments: argparse.Namespace) -> list[Setting]:
     """What to measure on this host."""
     here = gpus_here()
-    counts = arguments.gpus or sorted({1, here}) if here else []
+    counts = arguments.gpus or (sorted({1, here}) if here else [])
     wanted = [Setting("cuda", gpus, workers) for gpus in counts for workers in arguments.workers]
     if not arguments.no_cpu:
         for workers in arguments.cpu_workers or [min(LANES, cpu_count())]:
             wanted.append(Setting("cpu", 0, workers))
-    if not wanted or (counts and max(counts) > here):
-        raise OrchestratorError("O402", f"this host has {here} GPUs; nothing to measure", "see --gpus and --no-cpu")
+    too_many = [count for count in arguments.gpus or () if count > here]
+    if too_many:
+        asked = ",".join(map(str, too_many))
+        raise OrchestratorError(
+            "O402", f"--gpus {asked}: only {here} GPUs may be used here",
+            "name smaller numbers" if here else "leave --gpus out to measure the CPU",
+        )  # fmt: skip
+    if not wanted:
+        raise OrchestratorError("O402", "there is no GPU here, and --no-cpu leaves nothing to measure")
     return wanted
 
 

@@ -29,12 +29,14 @@ def test_settings_of_a_host(monkeypatch):
         Setting("cuda", 2, 1),
         Setting("cpu", 0, 3),
     ]
-    with pytest.raises(OrchestratorError):
-        command.settings(parse(["--gpus", "3"]))
+    with pytest.raises(OrchestratorError, match="--gpus 3: only 2 GPUs may be used here"):
+        command.settings(parse(["--gpus", "1,3"]))
     monkeypatch.setattr(measuring, "allowed", lambda env: [])
     assert command.settings(parse(["--cpu-workers", "1"])) == [Setting("cpu", 0, 1)]
-    with pytest.raises(OrchestratorError):
+    with pytest.raises(OrchestratorError, match="nothing to measure"):
         command.settings(parse(["--no-cpu"]))
+    with pytest.raises(OrchestratorError, match="--gpus 1: only 0 GPUs"):
+        command.settings(parse(["--gpus", "1"]))
 
 
 def test_a_small_suite_is_measured(bench, tmp_path, monkeypatch, capsys):
