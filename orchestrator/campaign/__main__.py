@@ -36,7 +36,7 @@ class Outcome:
     scenario: str
     planned: int
     wrong: list[str] = field(default_factory=list)
-    sessions: int = 0
+    invocations: int = 0
     seconds: float = 0.0
 
 
@@ -105,22 +105,22 @@ def play(
     options = [*common, "--deadline", "2.5", *scenario.options]
     if scenario.parts:
         code, hits = several(scenario, folder, suite, options, env, log), 0
-        outcome.sessions = scenario.parts
+        outcome.invocations = scenario.parts
     else:
         process = start(["run", "--tests", str(suite), "--output", str(run), *options], env, log, scenario.limit_file)
         attack = Attack(process, run, rng)
         if scenario.attack is not None:
             scenario.attack(attack)
         code, hits = process.wait(LIMIT), attack.hits
-        outcome.sessions = 1
+        outcome.invocations = 1
         damaged = scenario.after is not None
         if scenario.after is not None:
             scenario.after(run, rng)
-        while (code in CONTINUE or damaged or (code == 7 and hits >= 100)) and outcome.sessions < 8:
+        while (code in CONTINUE or damaged or (code == 7 and hits >= 100)) and outcome.invocations < 8:
             damaged = False
             way = "--resume" if (run / "run.json").exists() else "--output"
             code = start(["run", "--tests", str(suite), way, str(run), *options], env, log).wait(LIMIT)
-            outcome.sessions += 1
+            outcome.invocations += 1
     condemned = "test_dense_bb.py" if scenario.prelude else ""
     outcome.wrong += audit(run, ids, folder / "marks", code, hits, condemned)
 
@@ -143,24 +143,24 @@ def report(outcomes: list[Outcome]) -> dict[str, float]:
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         groups[outcome.scenario].append(outcome)
-    print(f"{'scenario':34} {'runs':>5} {'sessions':>9} {'subtests':>9} {'wrong':>6}")
+    print(f"{'scenario':34} {'runs':>5} {'invocations':>11} {'subtests':>9} {'wrong':>6}")
     for name, group in groups.items():
         wrong = sum(bool(outcome.wrong) for outcome in group)
-        sessions, planned = sum(o.sessions for o in group), sum(o.planned for o in group)
-        print(f"{name:34} {len(group):5} {sessions:9} {planned:9} {wrong:6}")
+        invocations, planned = sum(o.invocations for o in group), sum(o.planned for o in group)
+        print(f"{name:34} {len(group):5} {invocations:11} {planned:9} {wrong:6}")
     bad = [outcome for outcome in outcomes if outcome.wrong]
     for outcome in bad:
         print(f"run {outcome.number} ({outcome.scenario}):", *outcome.wrong[:8], sep="\n  ")
     figures: dict[str, float] = {
         "runs": len(outcomes),
-        "sessions": sum(outcome.sessions for outcome in outcomes),
+        "invocations": sum(outcome.invocations for outcome in outcomes),
         "subtests": sum(outcome.planned for outcome in outcomes),
         "wrong_runs": len(bad),
         "seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
     }
     fine = "each has exactly one outcome, nothing lost or counted twice"
     verdict = f"{len(bad)} runs are wrong" if bad else fine
-    head = f"{figures['runs']} runs in {figures['sessions']} sessions, {figures['subtests']} planned subtests"
+    head = f"{figures['runs']} runs in {figures['invocations']} invocations, {figures['subtests']} planned subtests"
     print(f"{head}: {verdict}")
     return figures
 
@@ -178,6 +178,8 @@ def main() -> int:
     numbers = list(range(arguments.runs)) if arguments.only is None else [arguments.only]
     if arguments.scenario:
         numbers = [n for n in numbers if arguments.scenario in SCENARIOS[n % len(SCENARIOS)].name]
+    if not numbers:
+        parser.error("no run is left: nothing would be shown")
     with tempfile.TemporaryDirectory(prefix="attnmatrix-campaign-") as temporary:
         home = arguments.keep or Path(temporary)
         home.mkdir(parents=True, exist_ok=True)
