@@ -74,6 +74,17 @@ def test_the_groups_are_what_is_looked_for():
         assert isinstance(item, dict) or whole[Requirement(item).name] == item
 
 
+def test_the_gpu_workflow_installs_the_groups_pinned():
+    """Nothing runs it here, so that at least what it must not lose is looked for."""
+    text = (ROOT / ".github" / "workflows" / "gpu.yml").read_text(encoding="utf-8")
+    installs = [line.strip() for line in text.splitlines() if "pip install" in line and "pip>=" not in line]
+    assert len(installs) == 2
+    assert all("-c constraints.txt" in line for line in installs)
+    assert "nox --group runner" in installs[0]
+    assert installs[1].endswith("--group orchestrator")
+    assert "--allow-unavailable" in text
+
+
 def test_merging_and_reporting_need_the_group_alone(tmp_path):
     suite = write_suite(tmp_path / "suite", passing(4))
     parts = [pretend_run(suite, tmp_path / f"p{n}", (n, 2)).path for n in (1, 2)]
