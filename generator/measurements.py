@@ -7,26 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 
 from generator.committed import GENERATED, MANIFEST
 from generator.outputs import Tree
-from generator.problems import Problem
 
 POWER = "results/power.json"
 
 
-def stale(tree: Tree) -> Iterator[Problem]:
-    """The measured power of another matrix than the one in ``tree``. A suite that never measured it has none."""
+def stale(tree: Tree) -> str | None:
+    """That the measured power is of another matrix than the one in ``tree``; None where it is not, or was not measured.
+
+    A remark, no error: a case is complete without a measurement that takes minutes.
+    """
     path = tree.root / POWER
     manifest = tree.files.get(tree.root / GENERATED / MANIFEST)
     if manifest is None or not path.exists():
-        return
-    hint = "run `nox -s power`"
+        return None
     try:
         of = json.loads(path.read_bytes())["manifest_sha256"]
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        yield Problem("E-stale-power", (), "it names no matrix that was measured", hint, path=POWER)
-        return
-    if of != hashlib.sha256(manifest.encode()).hexdigest():
-        yield Problem("E-stale-power", (), "it was measured on another matrix than suite.toml's", hint, path=POWER)
+        of = None
+    if of == hashlib.sha256(manifest.encode()).hexdigest():
+        return None
+    return f"{POWER} was measured on another matrix; `nox -s power` renews it"

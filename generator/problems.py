@@ -97,7 +97,6 @@ CODES = {
     "E-output": "an output file or folder cannot be written or used",
     "E-results": "a file in results/runs/ is no reference run",
     "E-run-folder": "a run folder cannot become a reference run",
-    "E-stale-power": "results/power.json was measured on another matrix",
     # the command line
     "E-unknown-id": "no subtest has this id",
 }

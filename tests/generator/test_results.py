@@ -225,26 +225,17 @@ def test_a_run_of_an_earlier_suite_is_marked(small: Path, tmp_path: Path) -> Non
     assert "| ci, an earlier suite |" in row
 
 
-@pytest.mark.parametrize(
-    ("measured", "message"),
-    [
-        ({"manifest_sha256": "0" * 64}, "measured on another matrix"),
-        ({}, "names no matrix"),
-        ([], "names no matrix"),
-    ],
-)
-def test_what_the_suite_catches_was_measured_on_this_matrix(measured: object, message: str, small: Path) -> None:
+@pytest.mark.parametrize("measured", [{"manifest_sha256": "0" * 64}, {}, []])
+def test_a_measurement_of_another_matrix_is_remarked_upon(measured: object, small: Path) -> None:
     power = small / "results" / "power.json"
     power.parent.mkdir(exist_ok=True)
     right = hashlib.sha256((small / "generated_tests/manifest.json").read_bytes()).hexdigest()
-    power.write_text(json.dumps({"manifest_sha256": right}))
-    assert generator("check", cwd=small).returncode == 0
-    power.write_text(json.dumps(measured))
-    done = generator("check", cwd=small)
-    assert done.returncode == 1
-    assert "error[E-stale-power]" in done.stderr
-    assert message in done.stderr
-    assert "nox -s power" in done.stderr
+    remark = "note: results/power.json was measured on another matrix; `nox -s power` renews it"
+    for content, said in (({"manifest_sha256": right}, False), (measured, True)):
+        power.write_text(json.dumps(content))
+        done = generator("check", cwd=small)
+        assert done.returncode == 0
+        assert (remark in done.stdout) is said
 
 
 def test_newest_first(small: Path, tmp_path: Path) -> None:
