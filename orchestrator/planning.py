@@ -58,31 +58,60 @@ def make_plan(subtests: Sequence[Planned], seconds: Mapping[str, float], shards:
     kept together, since a process needs seconds to begin with one."""
     if not 1 <= shards <= MAX_SHARDS:
         raise OrchestratorError("O115", f"{shards} shards; from 1 to {MAX_SHARDS} are possible")
-    modules: dict[str, list[Planned]] = {}
-    for planned in subtests:
-        modules.setdefault(planned.file, []).append(planned)
-    total = sum(seconds[planned.id] for planned in subtests)
-    limit = total / shards / BLOCKS_PER_SHARD
-    blocks = [block for rows in modules.values() for block in cut(rows, seconds, limit)]
-    spread = cut_in_runs(blocks, shards) if libraries else longest_first(blocks, shards)
-    for shard, placed in enumerate(spread):
+    shared = spread(subtests, seconds, shards, libraries)
+    for shard, placed in enumerate(shared):
         for block in placed:
             block.shard = shard
-    order = {file: number for number, file in enumerate(modules)}
-    place = {planned.id: number for number, planned in enumerate(subtests)}
-    for placed in spread:  # in the manifest's order, module by module, so that a worker opens each of them once
-        placed.sort(key=lambda block: (order[block.file], place[block.subtests[0].id]))
     sweeps = list(dict.fromkeys(planned.sweep for planned in subtests))
     backends = list(dict.fromkeys(f"{planned.method}.{planned.backend}" for planned in subtests))
-    plan = Plan(spread, "", sweeps, backends)
+    plan = Plan(shared, "", sweeps, backends)
     check_partition(plan, subtests)
     plan.sha256 = digest(plan)
     return plan
 
 
+def spread(subtests: Sequence[Planned], seconds: Mapping[str, float], parts: int, libraries: bool) -> list[list[Block]]:
+    """Subtests in so many parts that take equally long, as lists of blocks."""
+    modules: dict[str, list[Planned]] = {}
+    for planned in subtests:
+        modules.setdefault(planned.file, []).append(planned)
+    total = sum(seconds[planned.id] for planned in subtests)
+    limit = total / parts / BLOCKS_PER_SHARD
+    blocks = [block for rows in modules.values() for block in cut(rows, seconds, limit)]
+    out = cut_in_runs(blocks, parts) if libraries else longest_first(blocks, parts)
+    order = {file: number for number, file in enumerate(modules)}
+    place = {planned.id: number for number, planned in enumerate(subtests)}
+    for placed in out:  # in the manifest's order, module by module, so that a worker opens each of them once
+        placed.sort(key=lambda block: (order[block.file], place[block.subtests[0].id]))
+    return out
+
+
+def queues_of(
+    shards: Sequence[Sequence[Block]], seconds: Mapping[str, float], lanes: int, libraries: bool
+) -> list[list[Block]]:
+    """The blocks of a runner's shards as its workers take them: a queue for each lane at least.
+
+    ``--shard`` leaves a runner one shard, whose blocks are as large as all runners must cut them alike. What its own
+    lanes make of it is its own matter: the labels stay.
+    """
+    filled_shards = [list(blocks) for blocks in shards if blocks] or [[]]
+    if len(filled_shards) >= lanes:
+        return filled_shards
+    out: list[list[Block]] = []
+    for blocks in filled_shards:
+        subtests = [planned for block in blocks for planned in block.subtests]
+        label = {planned.id: block.shard for block in blocks for planned in block.subtests}
+        parts = max(1, min(-(-lanes // len(filled_shards)), len(subtests)))
+        for queue in spread(subtests, seconds, parts, libraries):
+            for block in queue:
+                block.shard = label[block.subtests[0].id]
+            out.append(queue)
+    return out
+
+
 def longest_first(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
     """Each block to the shard that is done with it first, the opening of its module counted."""
-    spread: list[list[Block]] = [[] for _ in range(shards)]
+    shared: list[list[Block]] = [[] for _ in range(shards)]
     opened: list[set[str]] = [set() for _ in range(shards)]
     loads = [0.0] * shards
 
@@ -93,8 +122,8 @@ def longest_first(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
         shard = min(range(shards), key=lambda shard: (done(shard, block), shard))
         loads[shard] = done(shard, block) + block.cost
         opened[shard].add(block.file)
-        spread[shard].append(block)
-    return spread
+        shared[shard].append(block)
+    return shared
 
 
 def cut_in_runs(blocks: Sequence[Block], shards: int) -> list[list[Block]]:

@@ -20,7 +20,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Folder, Run, bulk
 from orchestrator.ledger import Ledger
 from orchestrator.manifest import Manifest, load_manifest, short
-from orchestrator.planning import SHARDS, Plan, library_cost, make_plan
+from orchestrator.planning import SHARDS, Plan, library_cost, make_plan, queues_of
 from orchestrator.scheduling import Scheduler
 from orchestrator.selection import Selection, select
 from orchestrator.supervisor import Options, Supervisor, Watch
@@ -81,14 +81,15 @@ def prepare(request: Request, kind: str) -> tuple[Manifest, Plan]:
     shards = request.part[1] if request.part else min(request.shards, len(chosen))
     if shards > len(chosen):
         raise OrchestratorError("O115", f"{shards} shards for {len(chosen)} subtests")
-    return manifest, make_plan(chosen, estimate(chosen, recorded(request, kind)), shards, libraries=kind != "cpu")
+    seconds = estimate(chosen, recorded(request, kind, alike=request.part is not None))
+    return manifest, make_plan(chosen, seconds, shards, libraries=kind != "cpu")
 
 
-def recorded(request: Request, kind: str) -> dict[str, float]:
-    """Recorded durations. Several runners must cut alike, so ``--shard`` leaves out what only this host knows."""
+def recorded(request: Request, kind: str, alike: bool) -> dict[str, float]:
+    """Recorded durations. Several runners must cut ``alike``, so ``--shard`` leaves out what only this host knows."""
     if request.durations is not None:
         return load_durations(kind, [request.durations])
-    return load_durations(kind, [SEED] if request.part else [SEED, LOCAL])
+    return load_durations(kind, [SEED] if alike else [SEED, LOCAL])
 
 
 def describe(request: Request, manifest: Manifest, plan: Plan, lanes: Lanes) -> Run:
@@ -132,7 +133,8 @@ def execute(
     """Run what the folder's events do not settle yet, then judge everything from the events."""
     began = time.monotonic()
     ledger = read_ledger(folder, plan)
-    scheduler = schedule(run, plan, ledger)
+    known = recorded(request, run.device_kind, alike=False)
+    scheduler = schedule(run, plan, ledger, len(lanes.devices), known)
     prelude(scheduler.waiting)
     options = Options(
         tests=Path(run.tests).resolve(), deadline=run.deadline, start_limit=request.start_limit, confirm=run.confirm,
@@ -145,21 +147,22 @@ def execute(
     return Ended(verdict, supervisor.error, supervisor.stopping, time.monotonic() - began)
 
 
-def schedule(run: Run, plan: Plan, ledger: Ledger) -> Scheduler:
-    """What is left to do, confirmations of earlier failures included."""
-    mine = [blocks if run.part is None or run.part[0] == n else [] for n, blocks in enumerate(plan.shards, 1)]
+def schedule(run: Run, plan: Plan, ledger: Ledger, lanes: int, known: Mapping[str, float]) -> Scheduler:
+    """What is left to do for so many lanes, confirmations of earlier failures included. ``known``: seconds by id."""
+    mine = [blocks for n, blocks in enumerate(plan.shards, 1) if run.part is None or run.part[0] == n]
+    subtests = [planned for blocks in mine for block in blocks for planned in block.subtests]
+    queues = queues_of(mine, estimate(subtests, known), lanes, libraries=run.device_kind != "cpu")
 
     def done(id: str, attempt: int) -> bool:
         return attempt in ledger.attempts.get(id, {})
 
     opening = {} if run.device_kind == "cpu" else {"opening": library_cost}
-    scheduler = Scheduler(mine, run.repeat, run.fresh, done, **opening)
-    for shard, blocks in enumerate(mine):
-        for planned in (planned for block in blocks for planned in block.subtests):
-            tries = ledger.attempts.get(planned.id, {})
-            if run.confirm and 0 in tries and planned.action != "crash" and settle(planned, tries[0]) in outcomes.BAD:
-                numbers = range(run.repeat, run.repeat + run.confirm)
-                scheduler.confirm(planned, shard, [number for number in numbers if number not in tries])
+    scheduler = Scheduler(queues, run.repeat, run.fresh, done, **opening)
+    for planned in subtests:
+        tries = ledger.attempts.get(planned.id, {})
+        if run.confirm and 0 in tries and planned.action != "crash" and settle(planned, tries[0]) in outcomes.BAD:
+            numbers = range(run.repeat, run.repeat + run.confirm)
+            scheduler.confirm(planned, [number for number in numbers if number not in tries])
     return scheduler
 
 

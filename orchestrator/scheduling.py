@@ -1,4 +1,4 @@
-"""What is still to do: a queue of blocks per shard, and jobs that need a process of their own."""
+"""What is still to do: queues of blocks, and jobs that need a process of their own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from orchestrator.planning import Block
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One attempt to make. ``shard`` is a label that never changes, whoever runs it."""
+    """One attempt to make. ``queue`` is where it goes back to if it was not started."""
 
     planned: Planned
-    shard: int
+    queue: int
     attempt: int = 0
     alone: bool = False
     avoid: str | None = None
@@ -36,7 +36,7 @@ class Job:
 
 
 class Scheduler:
-    """Hands out jobs. A lane keeps to its own shard first; when that is empty it helps where nobody is, then where most
+    """Hands out jobs. A lane keeps to its own queue first; when that is empty it helps where nobody is, then where most
     is left, and takes of a module that it has opened already, or from the end, where the owner would arrive last.
 
     ``opening`` says how many seconds a process needs to begin with a backend. Where somebody else is at work, a lane
@@ -44,64 +44,64 @@ class Scheduler:
     """
 
     def __init__(
-        self, shards: Sequence[Sequence[Block]], repeat: int, fresh: bool, done: Callable[[str, int], bool],
+        self, queues: Sequence[Sequence[Block]], repeat: int, fresh: bool, done: Callable[[str, int], bool],
         opening: Callable[[Planned], float] = lambda planned: 0.0,
     ) -> None:  # fmt: skip
         self.opening = opening
-        self.shards: list[deque[list[Job]]] = []
+        self.queues: list[deque[list[Job]]] = []
         self.alone: deque[Job] = deque()
         self.at: dict[int, int] = {}
-        """Which shard each lane works on."""
+        """Which queue each lane works on."""
         self.opened: dict[int, set[str]] = {}
         """Modules, and backends, that each lane has worked on."""
-        for shard, blocks in enumerate(shards):
+        for number, blocks in enumerate(queues):
             queue: deque[list[Job]] = deque()
             for attempt in range(repeat):
                 for block in blocks:
                     each = block.cost / len(block.subtests)
-                    jobs = [Job(p, shard, attempt, seconds=each) for p in block.subtests if not done(p.id, attempt)]
+                    jobs = [Job(p, number, attempt, seconds=each) for p in block.subtests if not done(p.id, attempt)]
                     for job in jobs:
                         job.alone = fresh or job.planned.action == "crash"
                     self.alone.extend(job for job in jobs if job.alone)
                     shared = [job for job in jobs if not job.alone]
                     if shared:
                         queue.append(shared)
-            self.shards.append(queue)
+            self.queues.append(queue)
 
-    def confirm(self, planned: Planned, shard: int, attempts: Iterable[int], avoid: str | None = None) -> None:
+    def confirm(self, planned: Planned, attempts: Iterable[int], avoid: str | None = None) -> None:
         """Queue more attempts of one subtest, each in its own process."""
-        self.alone.extend(Job(planned, shard, attempt, alone=True, avoid=avoid) for attempt in attempts)
+        self.alone.extend(Job(planned, 0, attempt, alone=True, avoid=avoid) for attempt in attempts)
 
     @property
     def waiting(self) -> int:
-        return sum(len(block) for queue in self.shards for block in queue) + len(self.alone)
+        return sum(len(block) for queue in self.queues for block in queue) + len(self.alone)
 
     def take(self, lane: int) -> list[Job]:
         """The next block for a lane, or nothing."""
-        home = self.at.get(lane, lane % len(self.shards))
-        others = [shard for other, shard in self.at.items() if other != lane]
-        if self.shards[home]:
+        home = self.at.get(lane, lane % len(self.queues))
+        others = [place for other, place in self.at.items() if other != lane]
+        if self.queues[home]:
             places = [home]
         else:
-            places = [shard for shard, queue in enumerate(self.shards) if queue]
-            places.sort(key=lambda shard: (others.count(shard), -len(self.shards[shard]), shard))
+            places = [place for place, queue in enumerate(self.queues) if queue]
+            places.sort(key=lambda place: (others.count(place), -len(self.queues[place]), place))
         for place in places:
-            helps = place in (shard for other, shard in self.at.items() if other < lane)
+            helps = place in (theirs for other, theirs in self.at.items() if other < lane)
             position = self.choose(lane, place, helps, pays=place != home and place in others)
             if position is not None:
                 break
         else:
             return []
         self.at[lane] = place
-        block = self.shards[place][position]
-        del self.shards[place][position]
+        block = self.queues[place][position]
+        del self.queues[place][position]
         self.opened.setdefault(lane, set()).update((block[0].planned.file, block[0].planned.backend))
         return block
 
     def choose(self, lane: int, place: int, helps: bool, pays: bool) -> int | None:
         """Which block of a queue to take. Who ``helps`` takes what it knows, or the last; who ``pays`` for a backend of
         its own takes none that the others will have done before."""
-        queue, opened = self.shards[place], self.opened.get(lane, set())
+        queue, opened = self.queues[place], self.opened.get(lane, set())
         position = 0
         if helps:
             familiar = (number for number in reversed(range(len(queue))) if queue[number][0].planned.file in opened)
@@ -125,24 +125,24 @@ class Scheduler:
 
     def put_back(self, jobs: Iterable[Job]) -> None:
         """Return jobs that were handed out and never started; they come first again."""
-        by_shard: dict[int, list[Job]] = {}
+        by_queue: dict[int, list[Job]] = {}
         for job in jobs:
             if job.alone:
                 self.alone.appendleft(job)
             else:
-                by_shard.setdefault(job.shard, []).append(job)
-        for shard, block in by_shard.items():
-            self.shards[shard].appendleft(block)
+                by_queue.setdefault(job.queue, []).append(job)
+        for place, block in by_queue.items():
+            self.queues[place].appendleft(block)
 
     def drop(self, wanted: Callable[[Job], bool]) -> list[Job]:
         """Take out all waiting jobs for which ``wanted`` holds."""
         dropped = [job for job in self.alone if wanted(job)]
         self.alone = deque(job for job in self.alone if not wanted(job))
-        for shard, queue in enumerate(self.shards):
+        for place, queue in enumerate(self.queues):
             kept: deque[list[Job]] = deque()
             for block in queue:
                 dropped += [job for job in block if wanted(job)]
                 if rest := [job for job in block if not wanted(job)]:
                     kept.append(rest)
-            self.shards[shard] = kept
+            self.queues[place] = kept
         return dropped

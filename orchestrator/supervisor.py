@@ -258,7 +258,7 @@ class Supervisor:
         first = attempt.attempt == 0
         if first and outcome in outcomes.BAD and self.options.confirm and job.planned.action != "crash":
             repeat = self.options.repeat
-            self.scheduler.confirm(job.planned, job.shard, range(repeat, repeat + self.options.confirm))
+            self.scheduler.confirm(job.planned, range(repeat, repeat + self.options.confirm))
         if outcome in (outcomes.CRASHED, outcomes.TIMEOUT) or (attempt.poisoned and outcome in outcomes.BAD):
             self.strike(attempt.device, job)
         self.watch(self, attempt)
@@ -274,7 +274,7 @@ class Supervisor:
         self.lanes = [None if lane == device else lane for lane in self.lanes]
         for broken in mine.values():
             again = self.options.repeat + self.options.confirm
-            self.scheduler.confirm(broken.planned, broken.shard, [again], avoid=device)
+            self.scheduler.confirm(broken.planned, [again], avoid=device)
         for worker in self.workers.values():
             if worker.device == device and self.crew is not None:
                 self.crew.kill(worker, "device")

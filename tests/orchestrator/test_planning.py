@@ -120,8 +120,8 @@ def test_the_schedule_hands_out_each_job_once_and_takes_back_what_was_not_starte
         scheduler.put_back(back)
         seen += [job for job in block if job not in back]
     assert sorted(job.planned.id for job in seen) == sorted(planned.id for planned in subtests)
-    shard_of = {p.id: n for n, blocks in enumerate(plan.shards) for block in blocks for p in block.subtests}
-    assert all(job.shard == shard_of[job.planned.id] for job in seen), "a shard label never changes"
+    queue_of = {p.id: n for n, blocks in enumerate(plan.shards) for block in blocks for p in block.subtests}
+    assert all(job.queue == queue_of[job.planned.id] for job in seen), "each goes back to where it came from"
 
 
 def test_two_lanes_share_four_shards_without_meeting_before_they_must():
@@ -132,7 +132,7 @@ def test_two_lanes_share_four_shards_without_meeting_before_they_must():
     worked: list[set[int]] = [set(), set()]
     while scheduler.waiting:
         for lane in range(2):
-            worked[lane] |= {job.shard for job in scheduler.take(lane)}
+            worked[lane] |= {job.queue for job in scheduler.take(lane)}
     assert [len(shards) for shards in worked] == [2, 2], (sizes, worked)
     assert not worked[0] & worked[1]
 

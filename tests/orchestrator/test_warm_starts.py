@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.caches import cache_env
+from orchestrator.campaign.fakesuite import passing, write_suite
+from orchestrator.devices import Lanes
 from orchestrator.durations import OUTLIER, estimate
+from orchestrator.ledger import Ledger
 from orchestrator.manifest import Planned
-from orchestrator.planning import LIBRARY_COST, Block, make_plan
+from orchestrator.planning import LIBRARY_COST, Block, digest, make_plan, queues_of
+from orchestrator.running import Request, describe, prepare, schedule
 from orchestrator.scheduling import Scheduler
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +60,35 @@ def test_backends_with_libraries_are_kept_together(count: int, shards: int) -> N
     assert sum(map(len, opened)) <= len(backends) + shards - 1
     loads = [plan.cost(shard) + LIBRARY_COST * len(opened[shard]) for shard in range(shards)]
     assert max(loads) <= sum(loads) / shards + LIBRARY_COST + 0.05 * 50
+
+
+@pytest.mark.parametrize("part", [(1, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("kind", "lanes"), [("NVIDIA H200", 8), ("NVIDIA H200", 16), ("cpu", 4)])
+def test_a_runner_cuts_its_shard_for_its_own_lanes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: tuple[int, int], kind: str, lanes: int
+) -> None:
+    """``--shard 1/1`` is as fast as a run without it: as many queues as lanes, and few backends opened twice."""
+    monkeypatch.chdir(tmp_path)
+    suite = write_suite(tmp_path / "suite", passing(60, ("aa", "bb", "cc", "dd")))
+    request = Request(tests=suite, part=part)
+    manifest, plan = prepare(request, kind)
+    run = describe(request, manifest, plan, Lanes(["x"] * lanes, kind, ""))
+    before = plan.sha256
+    scheduler = schedule(run, plan, Ledger(manifest.subtests), lanes, {})
+    assert [len(queue) > 1 for queue in scheduler.queues] == [True] * lanes
+    mine = [row.id for block in plan.shards[part[0] - 1] for row in block.subtests]
+    assert sorted(job.planned.id for queue in scheduler.queues for block in queue for job in block) == sorted(mine)
+    if kind != "cpu":
+        opened = [{block[0].planned.backend for block in queue} for queue in scheduler.queues]
+        assert sum(map(len, opened)) <= len({id.split(".")[1] for id in mine}) + lanes - 1
+    assert digest(plan) == before, "what the lanes make of a shard changes no label"
+
+
+def test_all_of_a_plan_without_shards_stays_as_it_was_cut(tmp_path: Path) -> None:
+    blocks = [[Block(n, "test_dense_aa.py", [planned(n)], 1.0)] for n in range(4)]
+    assert queues_of(blocks, {}, 4, libraries=True) == blocks
+    assert queues_of([[], blocks[1]], {planned(1).id: 1.0}, 1, libraries=True) == [blocks[1]]
+    assert queues_of([[]], {}, 4, libraries=True) == [[]], "a shard may be empty"
 
 
 def test_a_lane_opens_no_backend_to_save_less_than_that_costs() -> None:
