@@ -116,7 +116,7 @@ def run_command(arguments: argparse.Namespace) -> int:
             folder = Folder(arguments.resume)
             folder.reopen()
             lock = folder.lock()
-            run, plan = reopen(folder, arguments.tests)
+            run, plan = reopen(folder, arguments.tests, lanes.kind)
         else:
             if arguments.shards is None and lanes.kind != "cpu":
                 request.shards = max(SHARDS, len(lanes.devices))

@@ -41,7 +41,7 @@ CODES = {
     "O206": "plan.json is not the plan that run.json names",
     "O207": "the output folder already holds a run",
     "O208": "another process works on this run folder",
-    "O209": "the suite changed since the run began, so that it cannot be resumed",
+    "O209": "the suite or the kind of device is another than when the run began, so that it cannot be resumed",
     "O210": "an events file cannot be read",
     "O211": "the events file of a run is a link or no plain file",
     "O212": "a report cannot be written",

@@ -108,14 +108,18 @@ def describe(request: Request, manifest: Manifest, plan: Plan, lanes: Lanes) -> 
     )  # fmt: skip
 
 
-def reopen(folder: Folder, tests: Path) -> tuple[Run, Plan]:
-    """Load a run to continue it. The caller names the suite, and it must be the one that the run began with."""
+def reopen(folder: Folder, tests: Path, kind: str) -> tuple[Run, Plan]:
+    """Load a run to continue it. The caller names the suite, and it must be the one that the run began with; so must
+    the kind of device, or one verdict would mix what two of them gave."""
     folder.reopen()
     run, plan = folder.load()
     if run.tests != str(tests):
         raise OrchestratorError("O209", f"{folder.path} ran {run.tests!r}, not {str(tests)!r}", "name it with --tests")
     if run.fault != os.environ.get("ATTNMATRIX_FAULT", ""):
         raise OrchestratorError("O209", f"{folder.path} ran with ATTNMATRIX_FAULT={run.fault!r}", "set the same")
+    if run.device_kind != kind:
+        hint = "set ATTNMATRIX_DEVICE=cpu" if run.device_kind == "cpu" else "continue it on such a device, or run anew"
+        raise OrchestratorError("O209", f"{folder.path} ran on {run.device_kind!r}, not on {kind!r}", hint)
     if run.merged:
         raise OrchestratorError("O209", f"{folder.path} is a merged run; continue the runners' own folders")
     manifest = load_manifest(Path(run.tests))
