@@ -35,6 +35,13 @@ EPILOG = """exit codes:
 The gravest outcome decides: failed, crashed, timed out, unexpected pass, flaky, not run, unavailable, nothing."""
 LACKING = "comma-separated reasons for which a subtest may be unavailable: architecture, package, no_device; or none"
 
+RESUMPTION = {
+    "argv", "command", "durations", "max_restarts", "new_interpreters", "plain", "plugin", "preload", "resume",
+    "start_limit", "tests", "wait", "workers", "workers_per_device",
+}  # fmt: skip
+"""Options of ``run`` that mean something when a run is continued: where and with what to run, not what to run or how
+often."""
+
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -50,9 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--output", type=Path, metavar="DIR", help="run folder (default .attnmatrix/runs/<time>)")
     run.add_argument("--resume", type=Path, metavar="DIR", help="finish a run that was interrupted")
     run.add_argument("--deadline", type=float, metavar="S", help="seconds a subtest may take (120; on a GPU 300)")
-    run.add_argument("--confirm", type=int, default=0, metavar="N", help="run a failure N times more in new processes")
-    run.add_argument("--repeat", type=int, default=1, metavar="N", help="run everything N times")
-    run.add_argument("--fresh-process", action="store_true", help="a new process for every single attempt")
+    run.add_argument("--confirm", type=int, metavar="N", help="run a failure N times more in new processes")
+    run.add_argument("--repeat", type=int, metavar="N", help="run everything N times")
+    run.add_argument("--fresh-process", action="store_true", default=None, help="a new process for each attempt")
     usual = "on a GPU architecture; on a CPU package where Triton cannot be installed, else none"
     run.add_argument("--allow-unavailable", metavar="KINDS", help=f"{LACKING} (default: {usual})")
     run.add_argument("--max-restarts", type=int, default=100, metavar="N", help="workers to replace before giving up")
@@ -107,12 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(arguments: argparse.Namespace) -> int:
     request = request_of(arguments)
+    if arguments.resume is not None:
+        check_resumption(arguments)
     with choose_lanes(arguments.workers, arguments.workers_per_device, arguments.wait) as lanes:
         if arguments.resume is not None:
-            given = (arguments.ids, arguments.keyword, arguments.profile, arguments.shard, arguments.output)
-            if any(given) or arguments.allow_unavailable is not None:
-                what = "ids, filters, --output or --allow-unavailable"
-                raise OrchestratorError("O508", f"--resume continues a plan: it takes no {what}")
             folder = Folder(arguments.resume)
             folder.reopen()
             lock = folder.lock()
@@ -151,6 +156,16 @@ def run_command(arguments: argparse.Namespace) -> int:
         say(f"interrupted by {ended.stopped}; continue with: {command}")
         return errors.EXIT_INTERRUPTED
     return ended.verdict.exit_code
+
+
+def check_resumption(arguments: argparse.Namespace) -> None:
+    """Refuse what a run folder decides. That is every option but those that ``RESUMPTION`` names, also one that is
+    new; ``--resume`` tells it by a value, so the parser gives them no default of their own."""
+    given = {name for name, value in vars(arguments).items() if value not in (None, [], "")}
+    decided = sorted({"ids": "ids", "keyword": "-k"}.get(n, f"--{n.replace('_', '-')}") for n in given - RESUMPTION)
+    if decided:
+        what = ", ".join(decided)
+        raise OrchestratorError("O508", f"--resume continues a run, which decides this already: {what}", "leave it out")
 
 
 def say(line: str) -> None:
@@ -226,8 +241,8 @@ def request_of(arguments: argparse.Namespace) -> Request:
             tuple(arguments.method), tuple(arguments.backend), tuple(arguments.sweep), arguments.profile,
         ),
         shards=arguments.shards or SHARDS, part=part_of(arguments.shard), durations=arguments.durations,
-        deadline=options.get("deadline"), repeat=options.get("repeat", 1), confirm=options.get("confirm", 0),
-        fresh=options.get("fresh_process", False), allow_unavailable=kinds_of(arguments),
+        deadline=options.get("deadline"), repeat=options.get("repeat") or 1, confirm=options.get("confirm") or 0,
+        fresh=bool(options.get("fresh_process")), allow_unavailable=kinds_of(arguments),
         start_limit=options.get("start_limit", 120.0), max_restarts=options.get("max_restarts", 100),
         plugins=tuple(options.get("plugin", ())), preload=tuple(filter(None, options.get("preload", "").split(","))),
         interpreters=options.get("new_interpreters", False), argv=arguments.argv,

@@ -118,8 +118,9 @@ def play(
             scenario.after(run, rng)
         while (code in CONTINUE or damaged or (code == 7 and hits >= 100)) and outcome.invocations < 8:
             damaged = False
-            way = "--resume" if (run / "run.json").exists() else "--output"
-            code = start(["run", "--tests", str(suite), way, str(run), *options], env, log).wait(LIMIT)
+            began = (run / "run.json").exists()
+            how = ["--resume", str(run), *common] if began else ["--output", str(run), *options]
+            code = start(["run", "--tests", str(suite), *how], env, log).wait(LIMIT)
             outcome.invocations += 1
     condemned = "test_dense_bb.py" if scenario.prelude else ""
     outcome.wrong += audit(run, ids, folder / "marks", code, hits, condemned)

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.campaign.fakesuite import passing, write_suite
 from orchestrator.campaign.pretend import everything_passes, pretend_run
-from orchestrator.cli import main
+from orchestrator.cli import RESUMPTION, build_parser, main
 from orchestrator.merging import merge
 from orchestrator.running import Request, prepare
 from orchestrator.verdict import build_verdict, read_ledger
@@ -200,6 +200,32 @@ def test_resume_refuses_another_suite_or_device(bench, change):
     done = suite.run(*arguments)
     assert done.code == 11
     assert "error O209" in done.out
+
+
+DECIDED = {
+    "ids": ["dense.aa.eager.pass_0"], "-k": ["-k", "pass"], "--backend": ["--backend", "aa"],
+    "--method": ["--method", "dense"], "--sweep": ["--sweep", "eager"], "--profile": ["--profile", "ci"],
+    "--shard": ["--shard", "1/1"], "--shards": ["--shards", "4"], "--output": ["--output", "x"],
+    "--deadline": ["--deadline", "9"], "--repeat": ["--repeat", "1"], "--confirm": ["--confirm", "0"],
+    "--fresh-process": ["--fresh-process"], "--allow-unavailable": ["--allow-unavailable", "none"],
+}  # fmt: skip
+"""Given with the value that is usual, too: the run may have begun with another."""
+
+
+@pytest.mark.parametrize("option", DECIDED)
+def test_resume_names_what_the_run_decides_already(suite, tmp_path, capsys, option):
+    pretend_run(suite, tmp_path / "run")
+    assert main(["run", "--tests", str(suite), "--resume", "run", *DECIDED[option]]) == 14
+    assert f"error O508: --resume continues a run, which decides this already: {option}\n" in capsys.readouterr().err
+
+
+def test_no_option_is_forgotten_by_resume():
+    """Each option of ``run`` goes with ``--resume`` or is refused, and one that is new is refused until it is named."""
+    plain = vars(build_parser().parse_args(["run"]))
+    given = {name for name, value in plain.items() if value not in (None, [], "")}
+    assert given <= RESUMPTION, "an option with a default of its own would be refused though nobody gave it"
+    refused = {"ids": "ids", "-k": "keyword"}
+    assert set(plain) - RESUMPTION == {refused.get(name, name[2:].replace("-", "_")) for name in DECIDED}
 
 
 def test_a_failure_is_confirmed_in_new_processes_and_may_be_flaky(bench):
