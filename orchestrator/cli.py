@@ -13,10 +13,10 @@ from pathlib import Path
 
 from orchestrator import errors, packages
 from orchestrator.availability import parse_kinds
-from orchestrator.devices import choose_lanes
+from orchestrator.devices import Lanes, choose_lanes, foresee_lanes
 from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Folder, Run
-from orchestrator.manifest import short
+from orchestrator.manifest import Manifest, short
 from orchestrator.merging import merge
 from orchestrator.planning import MAX_SHARDS, SHARDS, Plan
 from orchestrator.progress import choose_progress
@@ -52,8 +52,6 @@ def build_parser() -> argparse.ArgumentParser:
     shape = {"epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter}
     run = commands.add_parser("run", help="plan and run subtests", **shape)  # type: ignore[arg-type]
     add_selection(run)
-    run.add_argument("--workers", type=int, metavar="N", help="worker processes at a time")
-    run.add_argument("--workers-per-device", type=int, metavar="N", help="the same for each GPU")
     run.add_argument("--output", type=Path, metavar="DIR", help="run folder (default .attnmatrix/runs/<time>)")
     run.add_argument("--resume", type=Path, metavar="DIR", help="finish a run that was interrupted")
     run.add_argument("--deadline", type=float, metavar="S", help="seconds a subtest may take (120; on a GPU 300)")
@@ -89,6 +87,8 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-k", dest="keyword", default="", metavar="EXPR", help="words of ids with and, or, not, ( )")
     for name in ("method", "backend", "sweep"):
         parser.add_argument(f"--{name}", action="append", default=[], metavar="NAME", help=f"only this {name}")
+    parser.add_argument("--workers", type=int, metavar="N", help="worker processes at a time")
+    parser.add_argument("--workers-per-device", type=int, metavar="N", help="the same for each GPU")
     parser.add_argument("--shards", type=int, metavar="N", help="shards to plan (default 4; on GPUs one per worker)")
     parser.add_argument("--shard", metavar="I/N", help="run only shard I of N: one of N runners")
     parser.add_argument("--durations", type=Path, metavar="FILE", help="recorded durations to plan with")
@@ -123,9 +123,7 @@ def run_command(arguments: argparse.Namespace) -> int:
             lock = folder.lock()
             run, plan = reopen(folder, arguments.tests, lanes.kind)
         else:
-            if arguments.shards is None and lanes.kind != "cpu":
-                request.shards = max(SHARDS, len(lanes.devices))
-            manifest, plan = prepare(request, lanes.kind)
+            manifest, plan = plan_on(lanes, request, arguments.shards)
             run = describe(request, manifest, plan, lanes)
             folder = Folder(arguments.output or default_output())
             folder.create()
@@ -187,9 +185,16 @@ def describe_plan(run: Run, plan: Plan, left: int) -> str:
     return head if left == total * run.repeat or run.part else f"{head}, {left} runs to go"
 
 
+def plan_on(lanes: Lanes, request: Request, shards: int | None) -> tuple[Manifest, Plan]:
+    """The plan for these lanes. ``shards``: how many the caller asked for, if any."""
+    if shards is None and lanes.kind != "cpu":
+        request.shards = max(SHARDS, len(lanes.devices))
+    return prepare(request, lanes.kind)
+
+
 def plan_command(arguments: argparse.Namespace) -> int:
-    with choose_lanes(1, 1, 0.0, {**os.environ, "ATTNMATRIX_DEVICE": "cpu"}) as lanes:
-        _, plan = prepare(request_of(arguments), lanes.kind)
+    lanes = foresee_lanes(arguments.workers, arguments.workers_per_device)
+    _, plan = plan_on(lanes, request_of(arguments), arguments.shards)
     for shard, blocks in enumerate(plan.shards, 1):
         modules = len({block.file for block in blocks})
         count = sum(len(block.subtests) for block in blocks)

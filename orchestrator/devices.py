@@ -181,21 +181,38 @@ def choose_lanes(
 ) -> Generator[Lanes]:
     """Lanes for a run: several per leased device, or CPU lanes where there is no GPU to use."""
     devices = allowed(env)
+    with ExitStack() as stack:
+        mine = lease(stack, devices, needed(devices, workers), wait, env) if devices else []
+        yield lanes_on(mine, len(devices) - len(mine), workers, per_device, env)
+
+
+def foresee_lanes(workers: int | None, per_device: int | None = None, env: Mapping[str, str] = os.environ) -> Lanes:
+    """What ``choose_lanes`` would give if no other run held a device; leases nothing."""
+    devices = allowed(env)
+    mine = devices[: needed(devices, workers)]
+    return lanes_on(mine, len(devices) - len(mine), workers, per_device, env)
+
+
+def needed(devices: Sequence[Device], workers: int | None) -> int:
+    """How many of the devices to use: no more than there are workers."""
+    return min(workers or len(devices), len(devices))
+
+
+def lanes_on(
+    mine: Sequence[Device], taken: int, workers: int | None, per_device: int | None, env: Mapping[str, str]
+) -> Lanes:
+    """Lanes on these devices, while so many more are left alone; on the CPU if there are none."""
     cores = cpu_count()
-    if not devices:
+    if not mine:
         number = workers or min(LANES, cores)
         noun = "worker runs" if number == 1 else "workers run"
         why = "The GPUs stay unused" if env.get("ATTNMATRIX_DEVICE") == "cpu" else "No GPU here"
         sentence = f"{why}: {number} {noun} them on the CPU ({cores} cores), one thread each."
-        yield Lanes(["cpu"] * number, "cpu", sentence)
-        return
-    with ExitStack() as stack:
-        mine = lease(stack, devices, min(workers or len(devices), len(devices)), wait, env)
-        each = per_device or max(1, min(PER_DEVICE, ON_DEVICES // len(mine), cores // CORES_EACH // len(mine)))
-        number = workers or each * len(mine)
-        lanes = [mine[lane % len(mine)].uuid for lane in range(number)]
-        names = sorted({device.name for device in mine})
-        taken = len(devices) - len(mine)
-        sentence = f"{number} workers on {len(mine)} GPU{'s' if len(mine) > 1 else ''} ({', '.join(names)})"
-        sentence += f"; {taken} more in use elsewhere or not needed." if taken else "."
-        yield Lanes(lanes, names[0], sentence)
+        return Lanes(["cpu"] * number, "cpu", sentence)
+    each = per_device or max(1, min(PER_DEVICE, ON_DEVICES // len(mine), cores // CORES_EACH // len(mine)))
+    number = workers or each * len(mine)
+    lanes = [mine[lane % len(mine)].uuid for lane in range(number)]
+    names = sorted({device.name for device in mine})
+    sentence = f"{number} workers on {len(mine)} GPU{'s' if len(mine) > 1 else ''} ({', '.join(names)})"
+    sentence += f"; {taken} more in use elsewhere or not needed." if taken else "."
+    return Lanes(lanes, names[0], sentence)

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator import devices
+from orchestrator.campaign.fakesuite import passing, write_suite
+from orchestrator.cli import main
 from orchestrator.devices import Device, allowed, choose_lanes, narrow
+from orchestrator.durations import save_durations
 from orchestrator.errors import OrchestratorError
 
 GPUS = [Device(n, f"GPU-{n}{n}{n}{n}-abc", "NVIDIA H200") for n in range(4)]
@@ -141,6 +144,28 @@ def test_an_unusable_lease_folder(smi, tmp_path):
 
 def test_narrowing_keeps_the_order_and_drops_repetition():
     assert narrow(GPUS, "2, GPU-0000,2", "x") == [GPUS[2], GPUS[0]]
+
+
+def test_the_plan_that_is_printed_is_the_one_that_would_run(smi, tmp_path, monkeypatch, capsys):
+    """For the GPUs of this host and their recorded times, though another run holds them all."""
+    smi()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(devices, "cpu_count", lambda: 16)
+    ids = passing(20, ("aa", "bb"))
+    suite = write_suite(tmp_path / "suite", ids)
+    durations = tmp_path / "durations.json"
+    save_durations(durations, "NVIDIA H200", dict.fromkeys(ids, 2.0))
+    save_durations(durations, "cpu", dict.fromkeys(ids, 50.0))
+    with choose_lanes(None):
+        assert main(["plan", "--tests", str(suite), "--durations", str(durations)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[1] for line in lines] == [f"{n}/8" for n in range(1, 9)]
+        assert sum(float(line.split()[-2]) for line in lines) == 2.0 * len(ids)
+        assert main(["plan", "--tests", str(suite), "--workers-per-device", "3"]) == 0
+        assert "shard 12/12" in capsys.readouterr().out
+    monkeypatch.setenv("ATTNMATRIX_DEVICE", "cpu")
+    assert main(["plan", "--tests", str(suite)]) == 0
+    assert "shard 4/4" in capsys.readouterr().out
 
 
 def test_workers_see_one_device_each(smi, bench):
