@@ -19,7 +19,7 @@ from pathlib import Path
 from orchestrator.errors import OrchestratorError
 from orchestrator.manifest import short
 
-QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader")
+QUERY = ("nvidia-smi", "--query-gpu=index,uuid,mig.mode.current,name", "--format=csv,noheader")
 CONTROL = Path("/dev/nvidiactl")
 UUID = re.compile(r"(?:GPU|MIG)-[A-Za-z0-9/-]+")
 LANES = 4
@@ -33,6 +33,8 @@ class Device:
     index: int
     uuid: str
     name: str
+    sliced: bool = False
+    """Whether MIG is on: then CUDA has only slices to offer, which have UUIDs of their own."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +78,16 @@ def query() -> list[Device]:
 
 
 def parse_device(line: str) -> Device:
-    fields = [field.strip() for field in line.split(",", 2)]
-    if len(fields) != 3 or not fields[0].isdigit() or not UUID.fullmatch(fields[1]):
+    fields = [field.strip() for field in line.split(",", 3)]
+    if len(fields) != 4 or not fields[0].isdigit() or not UUID.fullmatch(fields[1]):
         raise OrchestratorError("O406", f"nvidia-smi printed {short(line)}, which names no device")
-    return Device(int(fields[0]), fields[1], fields[2])
+    return Device(int(fields[0]), fields[1], fields[3], fields[2] == "Enabled")
 
 
 def narrow(devices: Sequence[Device], wish: str, source: str) -> list[Device]:
     """The devices that a comma-separated list of indices and UUIDs (or their beginnings) names, in its order."""
     out: list[Device] = []
-    for word in filter(None, (word.strip() for word in wish.split(","))):
-        if word == "-1":
-            break
+    for word in words_of(wish):
         if word.isdigit():
             found = [device for device in devices if device.index == int(word)]
         else:
@@ -101,23 +101,57 @@ def narrow(devices: Sequence[Device], wish: str, source: str) -> list[Device]:
     return out
 
 
+def words_of(wish: str) -> list[str]:
+    """What a list of devices names; -1 ends it, as in CUDA."""
+    words = [word for word in (word.strip() for word in wish.split(",")) if word]
+    return words[: words.index("-1")] if "-1" in words else words
+
+
+def slices(words: Sequence[str]) -> list[Device]:
+    """MIG slices as devices; nvidia-smi lists them in no form that a program should read."""
+    if wrong := [word for word in words if not (word.startswith("MIG-") and UUID.fullmatch(word))]:
+        raise OrchestratorError(
+            "O407", f"CUDA_VISIBLE_DEVICES names MIG slices, and {short(wrong[0])} beside them",
+            "name either slices or whole devices: times of the two are not comparable",
+        )  # fmt: skip
+    return [Device(number, word, "MIG slice") for number, word in enumerate(dict.fromkeys(words))]
+
+
+def check_order(devices: Sequence[Device], words: Sequence[str], env: Mapping[str, str]) -> None:
+    """Refuse an index that means one device to CUDA and another to nvidia-smi: CUDA counts the fastest first unless it
+    is told to count as they are plugged in. Among devices of one model both count alike."""
+    mixed = len({device.name for device in devices}) > 1 and env.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+    if mixed and (index := next((word for word in words if word.isdigit()), None)):
+        there = ", ".join(f"{device.uuid} ({device.name})" for device in devices)
+        raise OrchestratorError(
+            "O407", f"CUDA_VISIBLE_DEVICES: {index} may be one device for CUDA and another for nvidia-smi",
+            f"name devices by UUID, or set CUDA_DEVICE_ORDER=PCI_BUS_ID; devices: {there}",
+        )  # fmt: skip
+
+
 def allowed(env: Mapping[str, str]) -> list[Device]:
     """Devices inside what the caller allows: CUDA_VISIBLE_DEVICES first, then ATTNMATRIX_DEVICES within it."""
     wanted = env.get("ATTNMATRIX_DEVICE", "")
     if wanted == "cpu" or env.get("ATTNMATRIX_DEVICES") == "cpu":
         return []
     visible = env.get("CUDA_VISIBLE_DEVICES")
-    words = [word.strip() for word in visible.split(",")] if visible else []
-    if words and all(UUID.fullmatch(word) and word.startswith("MIG-") for word in words):
-        devices = [Device(number, word, "MIG slice") for number, word in enumerate(words)]
-    elif visible in ("", "-1"):
+    words = words_of(visible or "")
+    if visible is not None and not words:
         devices = []
+    elif any(word.startswith("MIG-") for word in words):
+        devices = slices(words)
     else:
         devices = query()
         if visible is not None:
+            check_order(devices, words, env)
             devices = narrow(devices, visible, "CUDA_VISIBLE_DEVICES")
     if env.get("ATTNMATRIX_DEVICES"):
         devices = narrow(devices, env["ATTNMATRIX_DEVICES"], "ATTNMATRIX_DEVICES")
+    if split := next((device for device in devices if device.sliced), None):
+        raise OrchestratorError(
+            "O407", f"device {split.index} ({split.uuid}) is split by MIG, so that no worker can have all of it",
+            "name its slices (`nvidia-smi -L`) or other devices in CUDA_VISIBLE_DEVICES",
+        )  # fmt: skip
     if not devices and wanted == "cuda":
         raise OrchestratorError("O405", "ATTNMATRIX_DEVICE=cuda, and no GPU may be used here")
     return devices

@@ -59,6 +59,7 @@ CODES = {
     "O404": "a lease folder is unusable",
     "O405": "CUDA was asked for, and no device is there",
     "O406": "nvidia-smi printed something unreadable",
+    "O407": "it is left open which device is meant, or no worker can have it",
     "O501": "an event cannot be written (disk full?)",
     "O502": "the launcher process does not start",
     "O503": "no worker is left: they die before they run anything",

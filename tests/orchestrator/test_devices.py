@@ -17,7 +17,7 @@ from orchestrator.durations import save_durations
 from orchestrator.errors import OrchestratorError
 
 GPUS = [Device(n, f"GPU-{n}{n}{n}{n}-abc", "NVIDIA H200") for n in range(4)]
-LISTING = "".join(f"{gpu.index}, {gpu.uuid}, {gpu.name}\n" for gpu in GPUS)
+LISTING = "".join(f"{gpu.index}, {gpu.uuid}, [N/A], {gpu.name}\n" for gpu in GPUS)
 
 
 @pytest.fixture
@@ -52,6 +52,7 @@ def test_all_devices_are_allowed_unless_the_caller_narrows_them(smi):
     assert uuids({"CUDA_VISIBLE_DEVICES": "GPU-1111"}) == [GPUS[1].uuid]
     assert uuids({"CUDA_VISIBLE_DEVICES": "1,-1,2"}) == [GPUS[1].uuid]
     assert uuids({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert uuids({"CUDA_VISIBLE_DEVICES": "-1,MIG-a1"}) == []
     assert uuids({"CUDA_VISIBLE_DEVICES": "MIG-a1,MIG-b2"}) == ["MIG-a1", "MIG-b2"]
     assert uuids({"ATTNMATRIX_DEVICES": "3"}) == [GPUS[3].uuid]
     assert uuids({"ATTNMATRIX_DEVICES": "cpu"}) == []
@@ -74,6 +75,31 @@ def test_a_device_that_is_not_there_is_an_error(smi, env, code):
     with pytest.raises(OrchestratorError) as caught:
         allowed(env)
     assert caught.value.code == code
+
+
+def test_an_index_may_mean_two_devices_on_a_host_with_several_models(smi):
+    """CUDA counts the fastest first, nvidia-smi as they are plugged in."""
+    smi("0, GPU-old-0, [N/A], Tesla T4\n1, GPU-new-1, [N/A], NVIDIA H200\n")
+    for visible in ("0", "GPU-old,1"):
+        with pytest.raises(OrchestratorError) as caught:
+            allowed({"CUDA_VISIBLE_DEVICES": visible})
+        assert caught.value.code == "O407"
+        assert "GPU-new-1 (NVIDIA H200)" in caught.value.hint
+    assert uuids({"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == ["GPU-old-0"]
+    assert uuids({"CUDA_VISIBLE_DEVICES": "GPU-new"}) == ["GPU-new-1"]
+    assert uuids({"ATTNMATRIX_DEVICES": "1"}) == ["GPU-new-1"], "this one is ours, and counts as nvidia-smi does"
+
+
+def test_devices_that_are_split_by_mig_are_named_by_slice(smi):
+    smi("0, GPU-split-0, Enabled, NVIDIA H200\n1, GPU-whole-1, Disabled, NVIDIA H200\n")
+    for env in ({}, {"CUDA_VISIBLE_DEVICES": "GPU-split-0"}, {"CUDA_VISIBLE_DEVICES": "GPU-whole-1,MIG-a1"}):
+        with pytest.raises(OrchestratorError) as caught:
+            allowed(env)
+        assert caught.value.code == "O407"
+        assert "slices" in caught.value.hint
+    assert uuids({"CUDA_VISIBLE_DEVICES": "1"}) == ["GPU-whole-1"]
+    assert uuids({"ATTNMATRIX_DEVICES": "1"}) == ["GPU-whole-1"]
+    assert uuids({"CUDA_VISIBLE_DEVICES": "MIG-a1,MIG-b2,MIG-a1"}) == ["MIG-a1", "MIG-b2"]
 
 
 def test_a_driver_that_does_not_answer_is_no_host_without_a_gpu(smi):
@@ -182,7 +208,7 @@ def test_workers_see_one_device_each(smi, bench):
 
 def test_a_device_on_which_three_unrelated_subtests_break_is_set_aside(smi, bench):
     """The three run again on the other device, and count as flaky: never silently green."""
-    smi("0, GPU-bad-1, NVIDIA H200\n1, GPU-good-2, NVIDIA H200\n")
+    smi("0, GPU-bad-1, Disabled, NVIDIA H200\n1, GPU-good-2, Disabled, NVIDIA H200\n")
     ids = [f"m{m}.b{n}.eager.badgpu" for n in range(6) for m in range(4)]
     suite = bench(ids, env={"ATTNMATRIX_DEVICE": ""})
     done = suite.run("--workers", "2")
@@ -197,6 +223,6 @@ def test_a_device_on_which_three_unrelated_subtests_break_is_set_aside(smi, benc
 
 
 def test_a_single_device_is_never_set_aside(smi, bench):
-    smi("0, GPU-bad-1, NVIDIA H200\n")
+    smi("0, GPU-bad-1, Disabled, NVIDIA H200\n")
     suite = bench([f"dense.b{n}.eager.badgpu" for n in range(4)], env={"ATTNMATRIX_DEVICE": ""})
     assert suite.run("--workers", "1").results["counts"] == {"crashed": 4}
