@@ -23,7 +23,9 @@ from orchestrator.scheduling import Job
 START_LIMIT = 120.0
 """Seconds the launcher may take to import torch."""
 REPORT_LIMIT = 10.0
-"""Seconds from a worker's killing to the report of its death."""
+"""Seconds from a worker's death by our hand to the launcher's report of it."""
+DYING_LIMIT = 60.0
+"""Seconds a killed worker may take to die. Inside a kernel of a GPU that hangs, it cannot until the driver lets go."""
 
 
 @dataclass(eq=False)
@@ -51,6 +53,8 @@ class Worker:
     killed: str = ""
     """Why the supervisor killed it."""
     killed_at: float = 0.0
+    dead_at: float = 0.0
+    """When it was first seen to be dead after that."""
     status: int | None = None
     fatal: str = ""
     finished: int = 0
@@ -167,9 +171,10 @@ class Crew:
                 if worker.killed:
                     self.kill(worker, worker.killed)
             elif "exited" in message:
-                worker = self.workers[message["exited"]]
-                worker.status = message["status"]
-                ended.append(worker)
+                gone = self.workers.get(message["exited"])
+                if gone is not None:  # otherwise given up before
+                    gone.status = message["status"]
+                    ended.append(gone)
             else:
                 self.up = True
                 if message["touched"]:
@@ -185,13 +190,23 @@ class Crew:
         if worker.pid is not None and worker.status is None:
             processes.kill_group(worker.pid)
 
-    def check(self) -> None:
-        """A launcher that does not start, or does not report deaths, is of no use any more."""
+    def check(self) -> list[Worker]:
+        """A launcher that does not start, or does not report deaths, is of no use any more. Returns the workers that
+        do not die: they are no fault of the launcher's, and a new one could not kill them either."""
         now = time.monotonic()
         if not self.up and now - self.began > START_LIMIT:
             raise OrchestratorError("O502", f"the launcher is not up after {START_LIMIT:g} s", f"its log: {self.log}")
-        if any(worker.killed and now - worker.killed_at > REPORT_LIMIT for worker in self.workers.values()):
-            self.process.kill()
+        undying = []
+        for worker in self.workers.values():
+            if not worker.killed or worker.status is not None:
+                continue
+            if worker.pid is None or processes.dead(worker.pid):
+                worker.dead_at = worker.dead_at or now
+                if now - worker.dead_at > REPORT_LIMIT:
+                    self.process.kill()
+            elif now - worker.killed_at > DYING_LIMIT:
+                undying.append(worker)
+        return undying
 
     def forget(self, worker: Worker) -> None:
         with contextlib.suppress(KeyError, ValueError):

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -34,6 +35,16 @@ def kill_group(pid: int, sig: int = signal.SIGKILL) -> None:
     """Signal a whole process group; it may be gone already."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, sig)
+
+
+def dead(pid: int) -> bool:
+    """Whether a process has ended with all its threads, reaped or not. Where the kernel does not tell: yes."""
+    states = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # a thread that has gone since
+                states.append(thread.joinpath("stat").read_text().rpartition(")")[2].split()[0])
+    return all(state in "ZX" for state in states)
 
 
 def say_status(status: int) -> str:

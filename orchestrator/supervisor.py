@@ -271,10 +271,13 @@ class Supervisor:
         if len(mine) < STRIKES or not others or device not in self.lanes:
             return
         self.remark(f"device {device} set aside: {len(mine)} unrelated subtests broke on it; they run again elsewhere")
-        self.lanes = [None if lane == device else lane for lane in self.lanes]
         for broken in mine.values():
             again = self.options.repeat + self.options.confirm
             self.scheduler.confirm(broken.planned, [again], avoid=device)
+        self.set_aside(device)
+
+    def set_aside(self, device: str) -> None:
+        self.lanes = [None if lane == device else lane for lane in self.lanes]
         for worker in self.workers.values():
             if worker.device == device and self.crew is not None:
                 self.crew.kill(worker, "device")
@@ -283,7 +286,8 @@ class Supervisor:
 
     def check_clocks(self, crew: Crew) -> None:
         """Kill what is over its time. The worker's own stack dump came first, at the deadline."""
-        crew.check()
+        for worker in crew.check():
+            self.give_up(worker, crew)
         now, limit = time.monotonic(), self.options.deadline
         for worker in self.workers.values():
             if worker.killed or worker.status is not None:
@@ -295,6 +299,17 @@ class Supervisor:
                 continue
             elif worker.queue or worker.ending or not worker.ready:
                 crew.kill(worker, "silent")
+
+    def give_up(self, worker: Worker, crew: Crew) -> None:
+        """Go on without a worker that does not die: on other devices if there are any, else on the other lanes."""
+        others = {lane for lane in self.lanes if lane not in (None, worker.device)}
+        what = f"device {worker.device}" if others else f"lane {worker.lane + 1}"
+        self.remark(f"{what} given up: {worker.name} (process {worker.pid}) was killed and does not die")
+        if others:
+            self.set_aside(worker.device)
+        self.lanes[worker.lane] = None
+        worker.status = signal.SIGKILL  # what it will have died of, as a wait status
+        self.bury(worker, crew)
 
     def bury(self, worker: Worker, crew: Crew) -> None:
         """A worker is gone: judge the subtest it was inside of, and put the rest back."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from orchestrator import crew, processes
 from orchestrator.campaign.__main__ import one_run
 from orchestrator.campaign.audit import audit
 from orchestrator.campaign.fakesuite import passing, write_suite
@@ -26,10 +31,10 @@ def run_here(tmp_path, monkeypatch):
     """Run a fake suite with this process as the supervisor."""
     monkeypatch.setenv("ATTNMATRIX_FAKE_MARKS", str(tmp_path))
 
-    def run(ids: list[str], workers: int = 1, **options) -> Ended:
+    def run(ids: list[str], *devices: str, **options) -> Ended:
         suite = write_suite(tmp_path / "suite", ids)
         request = Request(tests=suite, shards=1, preload=("pytest",), deadline=1.0, **options)
-        lanes = Lanes(["cpu"] * workers, "cpu", "")
+        lanes = Lanes(list(devices or ["cpu"]), "cpu", "")
         manifest, plan = prepare(request, "cpu")
         folder = Folder(tmp_path / "run")
         folder.create()
@@ -38,6 +43,63 @@ def run_here(tmp_path, monkeypatch):
         return execute(request, folder, described, plan, lanes, folder.lock(), lambda supervisor, attempt: None)
 
     return run
+
+
+@pytest.fixture
+def undying(monkeypatch):
+    """The first process that the supervisor kills is inside a kernel that hangs: it does not die before the end."""
+    kill_group, held = processes.kill_group, []
+
+    def kill(pid, sig=signal.SIGKILL):
+        held[:] = held or [pid]
+        if pid not in held:
+            kill_group(pid, sig)
+
+    monkeypatch.setattr(processes, "kill_group", kill)
+    monkeypatch.setattr(crew, "DYING_LIMIT", 0.5)
+
+
+@pytest.mark.parametrize("devices", [("GPU-a", "GPU-b", "GPU-a", "GPU-b"), ("GPU-a", "GPU-a")])
+def test_a_worker_that_does_not_die_takes_no_other_along(run_here, undying, devices, tmp_path):
+    """Its subtest is judged, its device set aside where there is another, and the launcher lives on."""
+    ids = ["dense.aa.eager.hang", *(f"dense.{b}.eager.slow_{n}" for b in ("aa", "bb", "cc", "dd") for n in range(6))]
+    ended = run_here(ids, *devices)
+    assert ended.error is None
+    assert ended.verdict.counts == {"timeout": 1, "passed": 24}
+    text = (tmp_path / "run" / "events" / "supervisor.jsonl").read_text()
+    assert re.search(r"(device GPU-[ab]|lane \d) given up: w\d+ \(process \d+\) was killed and does not die", text)
+    assert ("device GPU" in text) == ("GPU-b" in devices)
+    assert "the launcher died" not in text
+
+
+def test_a_launcher_that_reports_no_death_is_replaced(run_here, monkeypatch):
+    """The worker is dead, so that it is the launcher that does not answer."""
+    monkeypatch.setattr(crew, "REPORT_LIMIT", 0.5)
+    hear, deaf = crew.Crew.hear_launcher, []
+
+    def half(self, ended):
+        lost = hear(self, ended)
+        if ended and not deaf:
+            deaf.extend(ended)
+            for worker in ended:
+                worker.status = None
+            ended.clear()
+        return lost
+
+    monkeypatch.setattr(crew.Crew, "hear_launcher", half)
+    ended = run_here(["dense.aa.eager.hang", *passing(2)])
+    assert ended.verdict.counts == {"timeout": 1, "passed": 4}
+    assert "the launcher died; its workers were replaced" in ended.verdict.remarks
+
+
+def test_a_process_is_dead_when_all_its_threads_are():
+    process = subprocess.Popen(["sleep", "60"])
+    assert not processes.dead(process.pid)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert processes.dead(process.pid), "not reaped yet"
+    process.wait()
+    assert processes.dead(process.pid)
 
 
 IDS = ["dense.aa.eager.pass_0", "dense.aa.eager.exit0", "dense.aa.eager.pass_1", "dense.aa.eager.pass_2"]
