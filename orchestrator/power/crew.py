@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from orchestrator import processes
-from orchestrator.power.results import Trial, trial_from
+from orchestrator.power.results import TrialRecord, record_from
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Done:
     """What a job came to. ``error``: the fault could not be planted, or the process broke between subtests."""
 
     job: Job
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[TrialRecord] = field(default_factory=list)
     error: str | None = None
 
 
@@ -149,7 +149,7 @@ def _take(worker: _Worker, data: bytes) -> None:
             worker.inside = told["id"]
         elif told["word"] == "trial":
             worker.inside = None
-            worker.done.trials.append(trial_from(told))
+            worker.done.trials.append(record_from(told))
         elif told["word"] == "error":
             worker.inside = None
             worker.done.error = told["text"]
@@ -171,7 +171,7 @@ def _bury(worker: _Worker) -> Done | None:
     late = os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     outcome = "timeout" if late else "crashed"
     worker.done.trials.append(
-        Trial(
+        TrialRecord(
             id=worker.inside,
             outcome=outcome,
             check=outcome,

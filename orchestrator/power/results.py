@@ -1,4 +1,4 @@
-"""What came out: trials of subtests, and one result per fault."""
+"""What came out: records of trials, and one result per fault."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LOST = frozenset({"crashed", "timeout"})
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One subtest against one fault; ``outcome`` is a worker's, or ``crashed`` or ``timeout``."""
+class TrialRecord:
+    """What is kept of one subtest against one fault; ``outcome`` is a worker's, or ``crashed`` or ``timeout``."""
 
     id: str
     outcome: str
@@ -63,11 +63,11 @@ class FaultResult:
 
     fault: FaultFacts
     touched: int
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[TrialRecord] = field(default_factory=list)
     error: str | None = None
 
     @property
-    def kills(self) -> list[Trial]:
+    def kills(self) -> list[TrialRecord]:
         return [trial for trial in self.trials if trial.witnessed]
 
     @property
@@ -188,7 +188,7 @@ def _fault_dict(result: FaultResult) -> dict[str, Any]:
     }
 
 
-def _trial_dict(trial: Trial) -> dict[str, Any]:
+def _trial_dict(trial: TrialRecord) -> dict[str, Any]:
     return {
         "id": trial.id,
         "sweep": trial.sweep,
@@ -199,8 +199,8 @@ def _trial_dict(trial: Trial) -> dict[str, Any]:
     }
 
 
-def trial_from(raw: Mapping[str, Any]) -> Trial:
-    return Trial(
+def record_from(raw: Mapping[str, Any]) -> TrialRecord:
+    return TrialRecord(
         id=str(raw["id"]),
         outcome=str(raw["outcome"]),
         check=raw["check"],

@@ -26,7 +26,7 @@ from orchestrator.power.results import (
     FaultFacts,
     FaultResult,
     Report,
-    Trial,
+    TrialRecord,
 )
 
 FACTS = FaultFacts(
@@ -37,13 +37,13 @@ CONTROL = replace(FACTS, id="C06", row="C06", control=True)
 SPARE = replace(FACTS, id="S01", row="S01")
 
 
-def trial(number: int = 0, outcome: str = "passed", *, exercised: bool = True) -> Trial:
+def trial(number: int = 0, outcome: str = "passed", *, exercised: bool = True) -> TrialRecord:
     killed = outcome not in ("passed", "known_failure")
     check = "compare" if killed else None
-    return Trial(f"dense.fa3.decode_cg.s{number}", outcome, check, "", 1.0, exercised, killed)
+    return TrialRecord(f"dense.fa3.decode_cg.s{number}", outcome, check, "", 1.0, exercised, killed)
 
 
-def result(*trials: Trial, facts: FaultFacts = FACTS) -> FaultResult:
+def result(*trials: TrialRecord, facts: FaultFacts = FACTS) -> FaultResult:
     return FaultResult(facts, touched=len(trials), trials=list(trials))
 
 
@@ -63,7 +63,7 @@ def result(*trials: Trial, facts: FaultFacts = FACTS) -> FaultResult:
         ((trial(outcome="failed", exercised=False),), CONTROL, BROKEN),
     ],
 )
-def test_status(trials: tuple[Trial, ...], facts: FaultFacts, status: str) -> None:
+def test_status(trials: tuple[TrialRecord, ...], facts: FaultFacts, status: str) -> None:
     assert result(*trials, facts=facts).status == status
 
 
