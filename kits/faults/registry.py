@@ -163,11 +163,15 @@ class Plant(Changes):
         self.fault = planted_fault
         self.ran = 0
         self.changed = 0
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a value is changed: who outlives this process may want to know."""
 
     def witness(self, changed: bool = True) -> None:
         """Called by the changed code: it ran, and ``changed`` says whether it changed a value."""
         self.ran += 1
-        self.changed += bool(changed)
+        if changed:
+            self.changed += 1
+            self.on_change()
 
     def swap(self, right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
         """Return ``wrong``, and witness whether it differs from ``right``.

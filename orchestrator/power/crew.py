@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import selectors
 import signal
@@ -50,9 +51,23 @@ class _Worker:
     done: Done
     pid: int
     pipe: int
+    mark: mmap.mmap
+    """One byte, shared with the process and not 0 once the fault changed a value in the subtest that it is inside of:
+    this stays known however it ends."""
     rest: bytes = b""
     inside: str | None = None
     since: float = field(default_factory=time.monotonic)
+    late: bool = False
+    """Whether it was killed for taking too long."""
+
+
+_mark: mmap.mmap | None = None
+
+
+def note_change() -> None:
+    """In the process of a job: the planted fault changed a value in the current subtest."""
+    if _mark is not None:
+        _mark[0] = 1
 
 
 def run_jobs(
@@ -85,6 +100,7 @@ def run_jobs(
                     finished(worker.done)
             for worker in running.values():
                 if worker.inside is not None and time.monotonic() - worker.since > timeout:
+                    worker.late = True
                     processes.kill_group(worker.pid)
     finally:
         for worker in running.values():
@@ -96,22 +112,24 @@ def run_jobs(
 
 def _fork(done: Done, attempts: Attempts) -> _Worker:
     reader, writer = os.pipe()
+    mark = mmap.mmap(-1, 1)
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _work(done, attempts, writer, parent)
+        _work(done, attempts, writer, mark, parent)
     os.close(writer)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
-    return _Worker(done, pid, reader)
+    return _Worker(done, pid, reader, mark)
 
 
-def _work(done: Done, attempts: Attempts, writer: int, parent: int) -> NoReturn:
+def _work(done: Done, attempts: Attempts, writer: int, mark: mmap.mmap, parent: int) -> NoReturn:
     """In the child: try the subtests that are left, then end without the parent's clean-up."""
-    code = 1
+    global _mark
+    _mark, code = mark, 1
     try:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
@@ -124,6 +142,8 @@ def _work(done: Done, attempts: Attempts, writer: int, parent: int) -> NoReturn:
         job = Job(done.job.fault, done.job.weakening, tuple(i for i in done.job.ids if i not in tried), done.job.stop)
         try:
             for word, told in attempts(job):
+                if word == "begin":
+                    mark[0] = 0
                 _tell(writer, word, told)
         except BaseException as error:
             told = {"text": "".join(traceback.format_exception_only(error)).strip()}
@@ -160,15 +180,18 @@ def _take(worker: _Worker, data: bytes) -> None:
 def _bury(worker: _Worker) -> Done | None:
     """Reap a process; if it died inside a subtest, that is a kill. Returns what is left to do, if anything is."""
     os.close(worker.pipe)
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    processes.kill_group(worker.pid)  # before reaping, while the id cannot name another group
     _, status = os.waitpid(worker.pid, 0)
-    processes.kill_group(worker.pid)
+    exercised = worker.mark[0] != 0
+    worker.mark.close()
     if worker.inside == "" or worker.done.error is not None:
         return None
     if worker.inside is None:
         worker.done.error = f"the process ended between subtests: {processes.say_status(status)}"
         return None
     seconds = time.monotonic() - worker.since
-    late = os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    late = worker.late and os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     outcome = "timeout" if late else "crashed"
     worker.done.trials.append(
         TrialRecord(
@@ -177,7 +200,7 @@ def _bury(worker: _Worker) -> Done | None:
             check=outcome,
             message=f"{outcome} after {seconds:.1f} s: {processes.say_status(status)}",
             seconds=seconds,
-            exercised=False,
+            exercised=exercised,
             killed=True,
         )
     )

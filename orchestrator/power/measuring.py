@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from orchestrator.power.crew import Done, Job, run_jobs
+from orchestrator.power.crew import Done, Job, note_change, run_jobs
 from orchestrator.power.planning import Matrix, order, read_matrix, touched
 from orchestrator.power.results import FaultFacts, FaultResult, Report
 
@@ -141,7 +141,7 @@ class Measurement:
             if job.weakening is not None:
                 stack.enter_context(self.weaken.weakened(job.weakening))
             if job.fault is not None:
-                stack.enter_context(self.planted(job.fault))
+                stack.enter_context(self.planted(job.fault)).on_change = note_change
             for subtest_id in job.ids:
                 yield "begin", {"id": subtest_id}
                 trial = self.trial.attempt(self.subtests[profile][subtest_id])

@@ -11,8 +11,6 @@ CLEAN, REPORTED = "not reported", "reported"
 BROKEN = "broken"
 
 GOOD = frozenset({CAUGHT, CLEAN})
-LOST = frozenset({"crashed", "timeout"})
-"""Ends of a process: no subtest is left to say whether the fault was exercised in it."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,8 @@ class TrialRecord:
 
     @property
     def witnessed(self) -> bool:
-        """A kill that the fault can be blamed for."""
-        return self.killed and (self.exercised or self.outcome in LOST)
+        """A kill that the fault can be blamed for, also where the process ended: it changed a value in that subtest."""
+        return self.killed and self.exercised
 
 
 @dataclass(frozen=True)

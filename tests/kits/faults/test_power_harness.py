@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from kits.faults import load_all
-from orchestrator.power import cli, page
+from orchestrator import processes
+from orchestrator.power import cli, crew, page
 from orchestrator.power.crew import Done, Job, run_jobs
 from orchestrator.power.planning import order
 from orchestrator.power.results import (
@@ -56,7 +57,9 @@ def result(*trials: TrialRecord, facts: FaultFacts = FACTS) -> FaultResult:
         ((trial(exercised=False),), FACTS, NOT_EXERCISED),
         ((), FACTS, NOT_EXERCISED),
         ((trial(outcome="failed", exercised=False),), FACTS, BROKEN),
-        ((trial(outcome="crashed", exercised=False),), FACTS, CAUGHT),
+        ((trial(outcome="crashed"),), FACTS, CAUGHT),
+        ((trial(outcome="crashed", exercised=False),), FACTS, BROKEN),
+        ((trial(outcome="timeout", exercised=False),), FACTS, BROKEN),
         ((trial(), trial(exercised=False)), CONTROL, CLEAN),
         ((trial(outcome="failed"),), CONTROL, REPORTED),
         ((trial(exercised=False),), CONTROL, NOT_EXERCISED),
@@ -102,6 +105,10 @@ def attempts(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
     """What jobs below do, by the names of their subtests."""
     for subtest_id in job.ids:
         yield "begin", {"id": subtest_id}
+        if "changes" in subtest_id:
+            crew.note_change()
+        if subtest_id.endswith("shot"):
+            os.kill(os.getpid(), signal.SIGKILL)
         if subtest_id.endswith("dies"):
             os.kill(os.getpid(), signal.SIGSEGV)
         if subtest_id.endswith("hangs"):
@@ -130,12 +137,31 @@ def test_the_first_kill_ends_a_job() -> None:
     assert [found.outcome for found in run("1", "2kills", "3", stop=False).trials] == ["passed", "failed", "passed"]
 
 
-@pytest.mark.parametrize(("what", "outcome"), [("2dies", "crashed"), ("2hangs", "timeout")])
-def test_a_process_that_ends_inside_a_subtest_is_a_kill(what: str, outcome: str) -> None:
-    done = run("1", what, "3")
+@pytest.mark.parametrize(("end", "outcome"), [("dies", "crashed"), ("hangs", "timeout"), ("shot", "crashed")])
+def test_a_process_that_ends_inside_a_subtest_is_a_kill(end: str, outcome: str) -> None:
+    """The fault's if it changed a value in that subtest; not if it did so in an earlier one only."""
+    done = run("1changes", f"2changes_and_{end}", "3")
     assert [found.outcome for found in done.trials] == ["passed", outcome]
     assert done.trials[1].witnessed
     assert done.error is None
+    done = run("1changes", f"2{end}", "3")
+    assert done.trials[1].killed
+    assert not done.trials[1].witnessed
+    assert FaultResult(FACTS, 3, done.trials).status == BROKEN
+
+
+def test_the_group_of_a_dead_process_is_killed_before_its_id_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_group, found = processes.kill_group, []
+
+    def kill(pid: int, sig: int = signal.SIGKILL) -> None:
+        found.append(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+        kill_group(pid, sig)
+
+    monkeypatch.setattr(processes, "kill_group", kill)
+    run("1")
+    run("1dies")
+    assert len(found) == 2
+    assert None not in found, "ended, and still there to be reaped"
 
 
 def test_going_on_after_a_process_that_died() -> None:
