@@ -194,12 +194,31 @@ def test_many_jobs_end_once_each() -> None:
 
 def test_exit_code() -> None:
     caught, missed = result(trial(outcome="failed")), result(trial())
-    assert cli._exit_code(Report("ci", "0", [caught])) == 0
-    assert cli._exit_code(Report("ci", "0", [missed])) == cli.EXIT_SHORT
-    assert cli._exit_code(Report("ci", "0", [caught, result(trial(outcome="failed"), facts=CONTROL)])) == cli.EXIT_SHORT
-    assert cli._exit_code(Report("ci", "0", [caught, result(trial(), facts=SPARE)])) == 0
-    assert cli._exit_code(Report("ci", "0", [caught], weaker={"polite": {"F01": BROKEN}})) == cli.EXIT_BROKEN
-    assert cli._exit_code(Report("ci", "0", [caught], red={"some": "failed"})) == cli.EXIT_BROKEN
+
+    def code(*results: FaultResult, before: dict[str, str] | None = None, **more: Any) -> int:
+        report = Report("ci", "0", list(results), **more)
+        return cli._exit_code(report, cli._lost(report, before or {}))
+
+    assert code(caught) == 0
+    assert code(missed) == cli.EXIT_SHORT
+    assert code(caught, result(trial(outcome="failed"), facts=CONTROL)) == cli.EXIT_SHORT
+    assert code(caught, weaker={"polite": {"F01": BROKEN}}) == cli.EXIT_BROKEN
+    assert code(caught, red={"some": "failed"}) == cli.EXIT_BROKEN
+
+
+def test_what_was_caught_before_must_be_caught_again() -> None:
+    """A spare is in no share that could fall below a bar, and one counted fault of many leaves it above."""
+    spare = result(trial(), facts=SPARE)
+    many = [result(trial(outcome="failed"), facts=replace(FACTS, id=f"F{n}", row=f"F{n}")) for n in range(10, 50)]
+    report = Report("ci", "0", [*many, result(trial()), spare])
+    for before, lost in (({}, []), ({"S01": MISSED}, []), ({"S01": CAUGHT}, ["S01"]), ({"F01": CAUGHT}, ["F01"])):
+        found = cli._lost(report, before)
+        assert [one.fault.id for one in found] == lost
+        assert cli._exit_code(report, found) == (cli.EXIT_SHORT if lost else 0)
+
+
+def test_the_committed_results_say_what_was_caught_before() -> None:
+    assert set(cli._committed()) == set(load_all())
 
 
 def test_page_and_readme(tmp_path: Path) -> None:
