@@ -18,7 +18,7 @@ from orchestrator.devices import Lanes
 from orchestrator.durations import LOCAL, SEED, estimate, load_durations, save_durations
 from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Folder, Run, bulk
-from orchestrator.ledger import Ledger
+from orchestrator.ledger import Attempt, Ledger
 from orchestrator.manifest import Manifest, load_manifest, short
 from orchestrator.planning import SHARDS, Plan, library_cost, make_plan, queues_of
 from orchestrator.scheduling import Scheduler
@@ -171,14 +171,23 @@ def schedule(run: Run, plan: Plan, ledger: Ledger, lanes: int, known: Mapping[st
 
 
 def remember(run: Run, verdict: Verdict, target: Path | None) -> None:
-    """Keep the times of what passed for the next plan; a run with a planted fault teaches nothing."""
+    """Keep the times of what passed for the next plan; a run with a planted fault teaches nothing.
+
+    Nor does the first subtest of a backend in a process: it paid for the library, which a plan counts by itself, and
+    alone in its sweep it would look slow for ever.
+    """
     if run.fault:
         return
-    times = {
-        result.planned.id: result.seconds / len(result.attempts)
-        for result in verdict.results
-        if result.outcome in outcomes.EXPECTED and result.attempts
-    }
+    firsts: dict[tuple[str, str], Attempt] = {}
+    for result in verdict.results:
+        for attempt in result.attempts:
+            place = (attempt.worker, result.planned.backend)
+            firsts[place] = min(attempt, firsts.get(place, attempt), key=lambda attempt: attempt.started)
+    times = {}
+    for result in verdict.results:
+        warm = [a.seconds for a in result.attempts if firsts[a.worker, result.planned.backend] is not a]
+        if result.outcome in outcomes.EXPECTED and warm:
+            times[result.planned.id] = sum(warm) / len(warm)
     with contextlib.suppress(OSError, OrchestratorError):
         save_durations(target or LOCAL, run.device_kind, times)
 

@@ -12,12 +12,14 @@ import pytest
 from orchestrator.caches import cache_env
 from orchestrator.campaign.fakesuite import passing, write_suite
 from orchestrator.devices import Lanes
-from orchestrator.durations import OUTLIER, estimate
-from orchestrator.ledger import Ledger
+from orchestrator.durations import OUTLIER, estimate, load_durations
+from orchestrator.folder import Run
+from orchestrator.ledger import Attempt, Ledger
 from orchestrator.manifest import Planned
-from orchestrator.planning import LIBRARY_COST, Block, digest, make_plan, queues_of
-from orchestrator.running import Request, describe, prepare, schedule
+from orchestrator.planning import LIBRARY_COST, Block, Plan, digest, make_plan, queues_of
+from orchestrator.running import Request, describe, prepare, remember, schedule
 from orchestrator.scheduling import Scheduler
+from orchestrator.verdict import Result, Verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +51,25 @@ def test_the_first_subtest_of_a_process_does_not_count_for_its_imports() -> None
     seconds = estimate(rows, {row.id: 9.0 if row is rows[0] else 0.1 for row in rows})
     assert seconds[rows[0].id] == OUTLIER * 0.1
     assert seconds[rows[1].id] == 0.1
+
+
+def test_the_first_subtest_of_a_backend_in_a_process_is_not_remembered(tmp_path: Path) -> None:
+    """It takes long for its library's sake, and the plan counts that already."""
+    rows = [planned(number, backend) for backend in ("aa", "bb") for number in range(3)]
+    attempts = [
+        Attempt(row.id, 0, "passed", f"w{n % 3 // 2}", seconds=9.0 if n % 3 != 1 else 0.1, started=float(n))
+        for n, row in enumerate(rows)
+    ]
+    again = Attempt(rows[0].id, 1, "passed", "w0", seconds=0.3, started=9.0)
+    results = [Result(row, 0, "passed", [attempt]) for row, attempt in zip(rows, attempts, strict=True)]
+    results[0].attempts.append(again)
+    run = Run(
+        tests="", profile="ci", spec_sha256="", manifest_sha256="", plan_sha256="", commit="", selection=[],
+        device_kind="NVIDIA H200",
+    )  # fmt: skip
+    remember(run, Verdict(run, Plan([], ""), results), tmp_path / "durations.json")
+    known = load_durations("NVIDIA H200", [tmp_path / "durations.json"])
+    assert known == {rows[0].id: 0.3, rows[1].id: 0.1, rows[4].id: 0.1}
 
 
 @pytest.mark.parametrize(("count", "shards"), [(32, 4), (32, 8), (1, 8), (200, 8), (3, 1)])
