@@ -27,10 +27,10 @@ def hash_triton() -> threading.Thread | None:
 
 hashing = hash_triton() if os.environ.get("ATTNMATRIX_DEVICE") == "cuda" else None
 
-from kits import backends, runners  # noqa: E402
+from kits import backends, known, runners, verdict  # noqa: E402
 from kits.errors import Unavailable  # noqa: E402
 
-__all__ = ["backends", "runners"]
+__all__ = ["backends", "known", "runners", "verdict"]
 
 if os.environ.get("ATTNMATRIX_DEVICE") == "cpu":  # what fake kernels need, which only the recorder asks
     importlib.import_module("torch.fx.experimental.symbolic_shapes")

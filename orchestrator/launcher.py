@@ -24,6 +24,8 @@ import traceback
 from orchestrator import processes, worker
 
 MAX_REQUEST = 1 << 16
+ALL_OF_PYTEST = ["--version", "--version", "-c", os.devnull, "--noconftest"]
+"""Makes pytest import its plugins: a single ``--version`` is answered without them."""
 
 
 class Launcher:
@@ -131,7 +133,11 @@ class Launcher:
 
 
 def preload(names: list[str]) -> list[str]:
-    """Import what every worker needs; a module that cannot be had is each worker's own matter."""
+    """Import what every worker needs; a module that cannot be had is each worker's own matter.
+
+    No garbage is collected meanwhile: imports leave next to none, and looking for it takes an eighth of their time.
+    """
+    gc.disable()
     loaded = []
     for name in names:
         with contextlib.suppress(Exception):
@@ -140,9 +146,9 @@ def preload(names: list[str]) -> list[str]:
     if "pytest" in loaded:  # it imports most of itself only when it is first used
         importlib.import_module("orchestrator.worker_plugin")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            sys.modules["pytest"].main(["--version"])
-    gc.collect()
+            sys.modules["pytest"].main(ALL_OF_PYTEST)
     gc.freeze()  # or every worker would look through all of it at each collection, and copy its pages
+    gc.enable()
     return loaded
 
 

@@ -46,6 +46,13 @@ def test_importing_before_the_fork_touches_no_device_and_starts_no_thread() -> N
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "ATTNMATRIX_DEVICE": "cpu"}, check=True)
 
 
+def test_workers_find_pytest_imported_and_nothing_to_collect() -> None:
+    code = "import gc, sys; from orchestrator.launcher import preload; preload(['pytest']); "
+    code += "assert {'_pytest.junitxml', '_pytest.skipping', 'orchestrator.worker_plugin'} <= set(sys.modules); "
+    code += "assert 'conftest' not in sys.modules and gc.isenabled() and gc.get_freeze_count() > len(gc.get_objects())"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 def test_the_first_subtest_of_a_process_does_not_count_for_its_imports() -> None:
     rows = [planned(number) for number in range(5)]
     seconds = estimate(rows, {row.id: 9.0 if row is rows[0] else 0.1 for row in rows})
