@@ -86,15 +86,18 @@ def _metadata_problems(metadata: dict[str, Any], batch: Batch, live: Sequence[Re
     return problems
 
 
-def check_padding(batch: Batch, live: Sequence[Request], padded: Sequence[Request]) -> None:
+def check_padding(
+    batch: Batch, live: Sequence[Request], padded: Sequence[Request], lens: Sequence[tuple[int, int]]
+) -> None:
     """What the runner left in the rows and tokens behind the live ones must be nobody's but the padding's.
 
     Padded rows may name request 0 or a request that exists to pad, their tokens may write to slot 0, the null slot -1
     or the slots of such a request, and every position lies within the request table. The live part must be the live
-    requests' own.
+    requests' own. ``lens`` are ``seq_lens`` and ``extend_seq_lens`` as all B rows must have them.
     """
     with unobserved():
         problems = _padding_problems(batch, live, padded)
+        problems += _length_problems(batch, lens)
     if problems:
         raise MetadataError(f"{len(problems)} batch invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
 
@@ -115,6 +118,24 @@ def _padding_problems(batch: Batch, live: Sequence[Request], padded: Sequence[Re
             )
     if positions and not 0 <= min(positions) <= max(positions) < batch.pool.max_len:
         problems.append(f"positions (B={size}): {positions} leave the request table of {batch.pool.max_len}")
+    return problems
+
+
+def _length_problems(batch: Batch, lens: Sequence[tuple[int, int]]) -> list[str]:
+    spec_info = batch.spec_info
+    found = {
+        "seq_lens": batch.seq_lens,
+        "extend_seq_lens": batch.extend_seq_lens,
+        "spec_info.extend_seq_lens": None if spec_info is None else spec_info.extend_seq_lens,
+    }
+    hosts = fetch({name: values for name, values in found.items() if values is not None})
+    problems = []
+    for name, values in hosts.items():
+        wanted = [row[0 if name == "seq_lens" else 1] for row in lens]
+        if values.tolist() != wanted:
+            problems.append(
+                f"{name} (B={batch.batch_size}): {values.tolist()}; the live rows and the padding have {wanted}"
+            )
     return problems
 
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
+from kits.batches import describe_rows
 from kits.compare import difference, same_bits
 from kits.errors import InputError, NeighbourError, NothingReplayedError
 from kits.invariants import check_metadata, check_padding
+from kits.padding import scratch_row
 from kits.runners.common import SubtestRun
 from kits.runners.graph import GraphRunner
 from kits.runners.plan import ReplayPlan, Step, plan_of
@@ -30,6 +32,7 @@ class GraphSubtest:
     def __init__(self, run: SubtestRun) -> None:
         self.suite = run
         self.convention, self.speculation = run.subtest.seq_lens, run.speculation
+        self.pad_style = run.subtest.pad_style or "prod_fill"
         self.plan: ReplayPlan = plan_of(run.subtest, random.Random(run.subtest.seed))
 
     def run(self) -> None:
@@ -79,7 +82,7 @@ class GraphSubtest:
             speculation=self.speculation,
             tokens_per_row=self.plan.tokens_per_row,
             max_rows=self.plan.max_rows,
-            pad_style=suite.subtest.pad_style or "prod_fill",
+            pad_style=self.pad_style,
             pad_requests=self.pad_requests,
         )
 
@@ -123,7 +126,7 @@ class GraphSubtest:
             captured = self.runner.prepare(size, requests)
         with suite.notes.phase("invariants"):
             padded = self.pad_requests[: size - len(requests)]
-            check_padding(captured.static, requests, padded)
+            check_padding(captured.static, requests, padded, self._lens(captured.static.batch_size, requests, padded))
             check_metadata(suite.backend.metadata(), captured.batch, requests)
             captured.guard.check()
             before = suite.snapshot()
@@ -135,6 +138,16 @@ class GraphSubtest:
             for name in self.runner.changed_inputs(captured, requests):
                 raise InputError(f"{what}: the forward changed {name}")
         return outputs
+
+    def _lens(self, size: int, requests: Sequence[Request], padded: Sequence[Request]) -> list[tuple[int, int]]:
+        """``seq_lens`` and ``extend_seq_lens`` of all rows of a batch padded to ``size``."""
+        rows = describe_rows([*requests, *padded], self.convention, self.speculation, self.suite.mode)
+        lens = list(zip(rows.seq_lens, rows.extend_seq_lens, strict=True))
+        if len(lens) < size:
+            pad_seq_len = self.suite.backend.capabilities.pad_seq_len
+            pad = scratch_row(self.pad_style, pad_seq_len, self.plan.tokens_per_row)
+            lens += [(pad.seq_len, pad.extend_seq_len)] * (size - len(lens))
+        return lens
 
     def _interlude(self) -> None:
         """A batch of other requests on the same instance between two replays: as many new tokens a row as a captured

@@ -11,6 +11,7 @@ from kits import errors
 from kits.invariants import check_metadata
 from kits.pools import KVGroup
 from kits.runners import common, cuda_graph
+from kits.runners.graph import GraphRunner
 from tests.kits.subtests import CHAIN, make
 
 V2 = {"mode": "DRAFT_EXTEND_V2", "prefix": (4, 7), "speculation": CHAIN, "dtype": "float16", "multiplier": 2}
@@ -124,6 +125,35 @@ def test_padding_check_sees_what_a_larger_replay_left(monkeypatch: pytest.Monkey
     monkeypatch.setattr("kits.runners.graph.GraphRunner._fill_tail", lambda *_: None)
     with pytest.raises(errors.MetadataError, match="the rest must be padding's"):
         kits.run(make("kits.backends.flash_attention:FA3Backend", pad_style="prod_fill", multiplier=2))
+
+
+@pytest.mark.parametrize("field", ["seq_lens", "extend_seq_lens"])
+def test_padding_check_alone_sees_lengths_that_a_larger_replay_left(
+    monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    """Only the padded rows' lengths are those of an earlier batch: nobody's pages are read, and real rows stay right."""
+    subtest = make(
+        "kits.backends.flash_attention:FA3Backend",
+        mode="DRAFT_EXTEND",
+        prefix=(14, 7),
+        extend=(3, 1),
+        speculation=CHAIN,
+        pad_style="prod_fill",
+        multiplier=2,
+    )
+    fill_tail = GraphRunner._fill_tail
+
+    def stale(self: GraphRunner, batch: Any, rows: int, tokens: int) -> None:
+        kept = self.buffers[field].clone()
+        fill_tail(self, batch, rows, tokens)
+        if self.captured:
+            self.buffers[field][rows:] = kept[rows:]
+
+    monkeypatch.setattr(GraphRunner, "_fill_tail", stale)
+    with pytest.raises(errors.MetadataError, match=rf"(?m)^  {field} \(B=4\): .* the padding have"):
+        kits.run(subtest)
+    monkeypatch.setattr(cuda_graph, "check_padding", lambda *_: None)
+    kits.run(subtest)
 
 
 def test_invariants_pass_over_what_is_missing() -> None:
