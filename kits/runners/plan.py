@@ -72,16 +72,29 @@ def plan_of(subtest: Subtest, rng: random.Random) -> ReplayPlan:
         tokens=tokens,
         lowest=1 if drafts_see_prefix_only else 0,
         rng=rng,
+        pads_once=subtest.runner == "cuda_graph_multi_step",
     )
 
 
-def make_plan(case: Case, *, multiplier: int, padded: bool, tokens: int, lowest: int, rng: random.Random) -> ReplayPlan:
+def make_plan(
+    case: Case,
+    *,
+    multiplier: int,
+    padded: bool,
+    tokens: int,
+    lowest: int,
+    rng: random.Random,
+    pads_once: bool = False,
+) -> ReplayPlan:
     """Lengths of all captures and replays of a case at a capture multiplier; rows have room for ``tokens`` new tokens.
 
     Multiplier 1: own, own continued, 4x padded, a single row, the same lengths on other requests, own grown. Otherwise:
     own, own continued, 4x full of live rows, smallest, own grown. A sweep without a pad style runs unpadded: own, own
-    continued, 2x full, own grown. Captures see shorter rows than any replay of the case's own, so that a length kept
-    from capture always shows. No prefix is below ``lowest``.
+    continued, 2x full, own grown; where it ``pads_once``, one more replay between fills half of the larger size. Captures
+    see shorter rows than any replay of the case's own, so that a length kept from capture always shows; those of the
+    case's own size are the shortest there are, as in production, so that a choice made by length shows too. The longest
+    row of all begins its last page with its last token, so that the widest table has no column to spare. No prefix is
+    below ``lowest``.
     """
     real, page = len(case.prefix_lens), case.page_size
     ragged = case.mode == "DRAFT_EXTEND"
@@ -114,6 +127,7 @@ def make_plan(case: Case, *, multiplier: int, padded: bool, tokens: int, lowest:
     sizes = {real, own_size, largest}
     if not padded:
         middle = [Step("2x full", largest, varied(largest, tokens))]
+        middle += [Step("2x padded", largest, varied(real, 1))] if pads_once else []
     elif multiplier == 1:
         sizes.add(1)
         middle = [
@@ -124,8 +138,15 @@ def make_plan(case: Case, *, multiplier: int, padded: bool, tokens: int, lowest:
     else:
         middle = [Step("4x full", largest, varied(largest, tokens)), Step("smallest", real, varied(real, 1))]
     grown = [(prefix + page + 5, extend) for prefix, extend in own]
+    end = longest + 5 + tokens
+    _, extend = grown[case.prefix_lens.index(max(case.prefix_lens))]
+    grown[case.prefix_lens.index(max(case.prefix_lens))] = (-(-(end - 1) // page) * page + 1 - extend, extend)
+    shortest = [(lowest, extend_of(row)) for row in range(own_size)]
     return ReplayPlan(
-        captures=[(size, [shorter(row) for row in range(size)]) for size in sorted(sizes, reverse=True)],
+        captures=[
+            (size, shortest if size == own_size else [shorter(row) for row in range(size)])
+            for size in sorted(sizes, reverse=True)
+        ],
         steps=[
             Step("own", own_size, own),
             Step("own continued", own_size, [(prefix + 1, extend) for prefix, extend in own], continues=True),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from kits.backends.flash_attention import FA3Backend
+from kits.backends.persistent import PersistentBuffers
 from kits.backends.triton import TritonBackend
 from kits.batches import Batch
 from kits.layers import Layer
@@ -195,3 +197,35 @@ class NamesItsOwnWay(FA3Backend):
 
     def metadata(self) -> dict[str, Any]:
         return {f"my_{name}": value for name, value in super().metadata().items()}
+
+
+class ChoosesByCapturedLength(FA3Backend):
+    """The kernel without a window is captured where no row of the capture is longer than the window."""
+
+    def values(self, batch: Batch) -> dict[str, torch.Tensor]:
+        self.longest = int(batch.seq_lens.max())
+        return super().values(batch)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        if layer.window is not None and self.longest <= layer.window:
+            layer = replace(layer, window=None)
+        return super().forward(q, k, v, layer, batch)
+
+
+class LeavesNoHeadroom(FA3Backend):
+    """The page table is as wide as the longest prefix needs: the last new token has no column where it begins a page."""
+
+    def allocate(self, buffers: PersistentBuffers) -> None:
+        self.max_len -= 1
+        super().allocate(buffers)
+
+
+class StepsPaddedRowsBack(FA3Backend):
+    """Every draft step takes a key off padded rows, which have none to spare."""
+
+    def values(self, batch: Batch) -> dict[str, torch.Tensor]:
+        values = super().values(batch)
+        for name in values:
+            if name.startswith("step") and name.endswith("cache_seqlens_int32"):
+                values[name] = values[name].masked_fill(batch.req_pool_indices == 0, -1)
+        return values

@@ -170,3 +170,29 @@ def test_invariants_pass_over_what_is_missing() -> None:
     Batch.seq_lens = Batch.seq_lens_cpu = torch.zeros(0, dtype=torch.int32)
     known = {"cache_seqlens_int32": torch.zeros(0, dtype=torch.int32)}
     check_metadata({"anything": 3, "kv_lens": None, **known}, Batch, [])  # type: ignore[arg-type]
+
+
+def test_shortest_captures_see_a_choice_made_by_length() -> None:
+    """Production captures at the fill length; at the case's own lengths the right kernel would be captured."""
+    with pytest.raises(errors.MismatchError, match=r"replay of own .* \(window\)"):
+        kits.run(make("tests.kits.breakers:ChoosesByCapturedLength", method="swa", layers=("window", "full"), window=8))
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_longest_row_leaves_no_column_to_spare(page_size: int) -> None:
+    with pytest.raises(errors.MetadataError, match=r"page_table .* row \d needs \d pages"):
+        kits.run(make("tests.kits.breakers:LeavesNoHeadroom", page_size=page_size))
+
+
+def test_one_replay_of_a_draft_is_padded() -> None:
+    """Also where the sweep has no pad style."""
+    subtest = make(
+        "tests.kits.breakers:StepsPaddedRowsBack",
+        prefix=(14, 7),
+        extend=(3, 3),
+        speculation=CHAIN,
+        seq_lens="prefix",
+        runner="cuda_graph_multi_step",
+    )
+    with pytest.raises(errors.MetadataError, match=r"step0.cache_seqlens_int32 \(B=4\): worst value -1"):
+        kits.run(subtest)
