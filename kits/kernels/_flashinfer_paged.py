@@ -113,6 +113,10 @@ def _emulate(
         length = kv_length(kernel, row, kv_stop - kv_start, fills[row], page_size)
         position = length - (q_starts[row + 1] - start)
         first = key_tile * keys_per_tile
+        if key_tile > 0 and first >= length:
+            raise KernelFault(
+                kernel, "int_workspace", f"a tile of row {row} begins at key {first} of {length}: its size is negative"
+            )
         last = min(first + keys_per_tile, length)
         if window_left >= 0:
             first = max(first, position - window_left)

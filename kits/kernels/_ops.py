@@ -31,6 +31,18 @@ def fake_none(*_args: Any, **_kwargs: Any) -> None:
     """Shape function of an operator that only writes into its arguments."""
 
 
+def require_indices(kernel: str, *, packed: bool = False, **tensors: torch.Tensor) -> None:
+    """Index arrays must be int32 and lie without gaps where the kernel steps by one; no value is read.
+
+    That is the last dimension; ``packed``: all of them, where a kernel takes a row's stride from the number of columns.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.int32:
+            raise TypeError(f"{kernel}: {name} must be int32, not {tensor.dtype}")
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1 or packed and not tensor.is_contiguous():
+            raise ValueError(f"{kernel}: {name} must be contiguous, its strides are {tensor.stride()}")
+
+
 def offsets(kernel: str, argument: str, tensor: torch.Tensor, rows: int) -> list[int]:
     """The first ``rows + 1`` entries of an offset array, which must start at 0 and never decrease."""
     if tensor.numel() < rows + 1:

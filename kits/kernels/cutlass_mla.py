@@ -68,9 +68,7 @@ def cutlass_mla_decode(
             f"{KERNEL}: {rows} requests, seq_lens {tuple(seq_lens.shape)}, page_table {tuple(page_table.shape)} "
             f"(columns in multiples of {BLOCK // page_size})"
         )
-    for name, tensor in (("seq_lens", seq_lens), ("page_table", page_table)):
-        if tensor.dtype != torch.int32:
-            raise TypeError(f"{KERNEL}: {name} must be int32, not {tensor.dtype}")
+    _ops.require_indices(KERNEL, packed=True, seq_lens=seq_lens, page_table=page_table)
     result: torch.Tensor = _op(
         q_nope, q_pe, kv_c_and_k_pe_cache, seq_lens, page_table, workspace, sm_scale, num_kv_splits
     )

@@ -99,9 +99,7 @@ def _check_arguments(
     """What the library's host code refuses. Only shapes and dtypes: no value is read."""
     if ver not in (3, 4):
         raise ValueError(f"{KERNEL}: ver must be 3 or 4, not {ver!r}")
-    for name, tensor in (("page_table", page_table), ("cache_seqlens", cache_seqlens), ("cu_seqlens_q", cu_seqlens_q)):
-        if tensor.dtype != torch.int32:
-            raise TypeError(f"{KERNEL}: {name} must be int32, not {tensor.dtype}")
+    _ops.require_indices(KERNEL, page_table=page_table, cache_seqlens=cache_seqlens, cu_seqlens_q=cu_seqlens_q)
     if q.dim() != 3 or k_cache.dim() != 4 or v_cache.dim() != 4:
         raise ValueError(
             f"{KERNEL}: q must be (tokens, heads, dim) and the caches (pages, page_size, heads, dim), "

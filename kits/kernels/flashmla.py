@@ -66,9 +66,7 @@ def flash_mla_with_kvcache(
             f"{KERNEL}: q has {rows} requests, block_table {tuple(block_table.shape)}, "
             f"cache_seqlens {tuple(cache_seqlens.shape)}, num_splits {tuple(num_splits.shape)}"
         )
-    for name, tensor in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
-        if tensor.dtype != torch.int32:
-            raise TypeError(f"{KERNEL}: {name} must be int32, not {tensor.dtype}")
+    _ops.require_indices(KERNEL, block_table=block_table, cache_seqlens=cache_seqlens)
     out, lse = _attention_op(
         q,
         k_cache,

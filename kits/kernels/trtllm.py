@@ -35,19 +35,20 @@ def trtllm_batch_decode_with_kv_cache(
 
     * ``query`` (B * q_len_per_req, Hq, D); ``kv_cache`` is ``(k, v)``, each (pages, Hkv, page_size, D) for ``HND``, or
       (pages, page_size, Hkv, D) for ``NHD``.
-    * ``block_tables`` (>= B, columns) int32; ``seq_lens`` (>= B,) int32 or uint32: **all** keys of a request, its
-      queries' own included. B comes from ``query``.
+    * ``block_tables`` (>= B, columns) int32, contiguous: the kernel steps from row to row by the number of columns;
+      ``seq_lens`` (>= B,) int32: **all** keys of a request, its queries' own included. B comes from ``query``.
     * ``max_seq_len``: host integer by which the kernel divides its work. Keys from there on are not promised to be
       read: XQA reads them (measured on an H200), the emulation does not.
     * Scores are ``q . k * bmm1_scale`` (softmax scale and scale of the keys in one), the result is times
       ``bmm2_scale``. Query ``i`` stands at ``seq_len - q_len_per_req + i``; later keys are hidden, and those more than
       ``window_left`` before (-1 for none). ``sinks`` (Hq,) float32: one extra score per head, not scaled.
-    * ``workspace_buffer`` uint8 on the device: zeros before its first use, never shared between streams.
+    * ``workspace_buffer`` uint8 on the device: zeros before its first use, which every launch leaves so; never shared
+      between streams, nor with a kernel that does not clean up (flashinfer-ai/flashinfer#1643).
 
     Returns ``out`` (like ``query``). A request of length 0 is outside the contract: trtllm-gen is reported to make its
     row NaN (sgl-project/sglang#26521), as the emulation does; XQA makes it zeros (measured). The length is read
     unsigned, so a negative one is a length of billions: ``KernelFault`` in the emulation, as for a table that is too
-    narrow and for page ids outside the cache.
+    narrow, for page ids outside the cache, and for a workspace that does not hold zeros.
     """
     if kv_layout not in ("NHD", "HND"):
         raise ValueError(f"{KERNEL}: kv_layout must be NHD or HND, not {kv_layout!r}")
@@ -58,6 +59,7 @@ def trtllm_batch_decode_with_kv_cache(
         raise ValueError(
             f"{KERNEL}: {rows} requests; block_tables {tuple(block_tables.shape)}, seq_lens {tuple(seq_lens.shape)}"
         )
+    _ops.require_indices(KERNEL, packed=True, block_tables=block_tables, seq_lens=seq_lens)
     if out is None:
         out = torch.empty_like(query)
     _op(
@@ -100,6 +102,8 @@ def _emulate(
         k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
     pages, page_size = k_cache.shape[:2]
     rows = query.shape[0] // q_len_per_req
+    if bool(workspace.any()):
+        raise KernelFault(KERNEL, "workspace_buffer", "holds counters that are not zero: not cleared, or used otherwise")
     for row, length in enumerate(_ops.entries(KERNEL, "seq_lens", seq_lens, rows)):
         tokens = slice(row * q_len_per_req, (row + 1) * q_len_per_req)
         if length < 0:

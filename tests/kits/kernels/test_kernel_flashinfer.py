@@ -293,6 +293,7 @@ def broken_decode(name, index, value, graph=True):
         ("last_page_len", 1, 0, "paged_kv_last_page_len", "row 1: 0 of a page of 4"),
         ("int_workspace", 0, -5, "int_workspace", "plan was not called"),
         ("int_workspace", 2, 2, "int_workspace", "a tile belongs to request 2 of 2"),
+        ("int_workspace", 4, 5, "int_workspace", "a tile of row 0 begins at key 80 of 9"),
     ],
 )
 def test_what_a_gpu_would_read_out_of_bounds_is_a_fault(name, index, value, argument, message):

@@ -212,3 +212,32 @@ def test_cutlass_mla_faults_and_refusals():
     with pytest.raises(ValueError, match="must be above 0"):
         cutlass_mla_get_workspace_size(0, 1, device=torch.device("cpu"))
     assert cutlass_mla_get_workspace_size(4096, 3, device=torch.device("cpu")) == 1
+
+
+@pytest.mark.parametrize("field", ["table", "seqlens"])
+def test_trtllm_takes_packed_int32_only(field):
+    """It would read half of each number, or another row's: nothing in the library looks at dtype and strides."""
+    cache = Paged([9, 40], 16, 2, 16, 16, seed=1)
+    q = cache.randn(2, 4, 16)
+    right = getattr(cache, field)
+    setattr(cache, field, right.long())
+    with pytest.raises(TypeError, match="must be int32"):
+        trtllm(cache, q)
+    setattr(cache, field, right.repeat_interleave(2, dim=-1)[..., ::2])
+    with pytest.raises(ValueError, match="must be contiguous"):
+        trtllm(cache, q)
+
+
+def test_a_table_of_strided_columns_is_refused():
+    cache = Paged([70, 9], 64, 1, 576, 576, seed=1)
+    table = cache.table.t().contiguous().t()
+    q = cache.randn(2, 1, 1, 576)
+    with pytest.raises(ValueError, match="block_table must be contiguous"):
+        flash_mla_with_kvcache(q, cache.k, table, cache.seqlens, 512, *get_mla_metadata(cache.seqlens, 1, 1))
+
+
+def test_trtllm_faults_on_a_workspace_that_another_kernel_wrote_to(monkeypatch):
+    cache = Paged([9, 40], 16, 2, 16, 16, seed=1)
+    monkeypatch.setitem(trtllm.__globals__, "WORKSPACE", torch.full((8,), 3, dtype=torch.uint8))
+    with pytest.raises(KernelFault, match="counters that are not zero"):
+        trtllm(cache, cache.randn(2, 4, 16))
