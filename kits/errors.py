@@ -52,6 +52,12 @@ class InputError(CheckFailed):
     check = "inputs"
 
 
+class OutputError(CheckFailed):
+    """A replay changed what an earlier one had returned."""
+
+    check = "outputs"
+
+
 class NeighbourError(CheckFailed):
     """A row changed although only its neighbours did."""
 

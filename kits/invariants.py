@@ -7,7 +7,7 @@ of them is refused. All violations come in one error that names field, batch siz
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -87,25 +87,25 @@ def _metadata_problems(metadata: dict[str, Any], batch: Batch, live: Sequence[Re
 
 
 def check_padding(
-    batch: Batch, live: Sequence[Request], padded: Sequence[Request], lens: Sequence[tuple[int, int]]
+    batch: Batch, live: Sequence[Request], padded: Sequence[Request], expected: Mapping[str, Sequence[int]]
 ) -> None:
     """What the runner left in the rows and tokens behind the live ones must be nobody's but the padding's.
 
     Padded rows may name request 0 or a request that exists to pad, their tokens may write to slot 0, the null slot -1
-    or the slots of such a request, and every position lies within the request table. The live part must be the live
-    requests' own. ``lens`` are ``seq_lens`` and ``extend_seq_lens`` as all B rows must have them.
+    or the slots of such a request. The live part must be the live requests' own. ``expected`` holds ``seq_lens`` and
+    ``extend_seq_lens`` of all B rows, and ``positions`` and ``input_ids`` of all tokens, as they must be.
     """
     with unobserved():
         problems = _padding_problems(batch, live, padded)
-        problems += _length_problems(batch, lens)
+        problems += _unexpected(batch, expected)
     if problems:
         raise MetadataError(f"{len(problems)} batch invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
 
 
 def _padding_problems(batch: Batch, live: Sequence[Request], padded: Sequence[Request]) -> list[str]:
     size, problems = batch.batch_size, []
-    hosts = fetch({"rows": batch.req_pool_indices, "positions": batch.positions, **batch.out_cache_loc})
-    rows, positions = hosts["rows"].tolist(), hosts["positions"].tolist()
+    hosts = fetch({"rows": batch.req_pool_indices, **batch.out_cache_loc})
+    rows = hosts["rows"].tolist()
     indices = [request.index for request in live]
     strangers = set(rows[len(live) :]) - {0, *(request.index for request in padded)}
     if rows[: len(live)] != indices or strangers:
@@ -116,26 +116,19 @@ def _padding_problems(batch: Batch, live: Sequence[Request], padded: Sequence[Re
             problems.append(
                 f"out_cache_loc of {name} (B={size}): {written}; live tokens own {own}, the rest must be padding's"
             )
-    if positions and not 0 <= min(positions) <= max(positions) < batch.pool.max_len:
-        problems.append(f"positions (B={size}): {positions} leave the request table of {batch.pool.max_len}")
     return problems
 
 
-def _length_problems(batch: Batch, lens: Sequence[tuple[int, int]]) -> list[str]:
-    spec_info = batch.spec_info
-    found = {
-        "seq_lens": batch.seq_lens,
-        "extend_seq_lens": batch.extend_seq_lens,
-        "spec_info.extend_seq_lens": None if spec_info is None else spec_info.extend_seq_lens,
-    }
+def _unexpected(batch: Batch, expected: Mapping[str, Sequence[int]]) -> list[str]:
+    found = {name: getattr(batch, name) for name in expected}
+    if batch.spec_info is not None:
+        found["spec_info.extend_seq_lens"] = batch.spec_info.extend_seq_lens
     hosts = fetch({name: values for name, values in found.items() if values is not None})
     problems = []
     for name, values in hosts.items():
-        wanted = [row[0 if name == "seq_lens" else 1] for row in lens]
-        if values.tolist() != wanted:
-            problems.append(
-                f"{name} (B={batch.batch_size}): {values.tolist()}; the live rows and the padding have {wanted}"
-            )
+        held, wanted = values.tolist(), list(expected[name.removeprefix("spec_info.")])
+        if held != wanted:
+            problems.append(f"{name} (B={batch.batch_size}): {held}; the live rows and the padding have {wanted}")
     return problems
 
 
@@ -227,6 +220,11 @@ def _host_mirrors(batch: Batch, device: dict[str, list[int]]) -> list[str]:
     if extend is not None and batch.extend_seq_lens_cpu is not None and extend != batch.extend_seq_lens_cpu:
         problems.append(
             f"extend_seq_lens_cpu (B={size}): {batch.extend_seq_lens_cpu} differs from the device's {extend}"
+        )
+    if extend is not None and batch.spec_info is not None and batch.spec_info.extend_seq_lens_cpu != extend:
+        problems.append(
+            f"spec_info.extend_seq_lens_cpu (B={size}): {batch.spec_info.extend_seq_lens_cpu} differs from the "
+            f"device's {extend}"
         )
     return problems
 

@@ -39,7 +39,8 @@ def require_indices(kernel: str, *, packed: bool = False, **tensors: torch.Tenso
     for name, tensor in tensors.items():
         if tensor.dtype != torch.int32:
             raise TypeError(f"{kernel}: {name} must be int32, not {tensor.dtype}")
-        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1 or packed and not tensor.is_contiguous():
+        gaps = not tensor.is_contiguous() if packed else tensor.stride(-1) != 1 and tensor.shape[-1] > 1
+        if gaps:
             raise ValueError(f"{kernel}: {name} must be contiguous, its strides are {tensor.stride()}")
 
 

@@ -103,7 +103,9 @@ def _emulate(
     pages, page_size = k_cache.shape[:2]
     rows = query.shape[0] // q_len_per_req
     if bool(workspace.any()):
-        raise KernelFault(KERNEL, "workspace_buffer", "holds counters that are not zero: not cleared, or used otherwise")
+        raise KernelFault(
+            KERNEL, "workspace_buffer", "holds counters that are not zero: not cleared, or used otherwise"
+        )
     for row, length in enumerate(_ops.entries(KERNEL, "seq_lens", seq_lens, rows)):
         tokens = slice(row * q_len_per_req, (row + 1) * q_len_per_req)
         if length < 0:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from kits.batches import describe_rows
+from kits.batches import Batch, describe_rows
 from kits.compare import difference, same_bits
-from kits.errors import InputError, NeighbourError, NothingReplayedError
+from kits.errors import InputError, NeighbourError, NothingReplayedError, OutputError
+from kits.graphs import unobserved
 from kits.invariants import check_metadata, check_padding
 from kits.padding import scratch_row
 from kits.runners.common import SubtestRun
@@ -33,6 +34,7 @@ class GraphSubtest:
         self.suite = run
         self.convention, self.speculation = run.subtest.seq_lens, run.speculation
         self.pad_style = run.subtest.pad_style or "prod_fill"
+        self.handed_out: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.plan: ReplayPlan = plan_of(run.subtest, random.Random(run.subtest.seed))
 
     def run(self) -> None:
@@ -126,7 +128,7 @@ class GraphSubtest:
             captured = self.runner.prepare(size, requests)
         with suite.notes.phase("invariants"):
             padded = self.pad_requests[: size - len(requests)]
-            check_padding(captured.static, requests, padded, self._lens(captured.static.batch_size, requests, padded))
+            check_padding(captured.static, requests, padded, self._expected(captured.static, requests, padded))
             check_metadata(suite.backend.metadata(), captured.batch, requests)
             captured.guard.check()
             before = suite.snapshot()
@@ -137,17 +139,30 @@ class GraphSubtest:
         with suite.notes.phase("integrity"):
             for name in self.runner.changed_inputs(captured, requests):
                 raise InputError(f"{what}: the forward changed {name}")
+            self._check_handed_out(what, outputs)
         return outputs
 
-    def _lens(self, size: int, requests: Sequence[Request], padded: Sequence[Request]) -> list[tuple[int, int]]:
-        """``seq_lens`` and ``extend_seq_lens`` of all rows of a batch padded to ``size``."""
+    def _check_handed_out(self, what: str, outputs: Sequence[torch.Tensor]) -> None:
+        """What the replay before this one returned is its caller's, and must still be what it was."""
+        with unobserved():
+            for index, (before, copy) in enumerate(self.handed_out):
+                if not same_bits(before, copy):
+                    raise OutputError(f"{what}: it overwrote what the replay before had returned, output {index}")
+            self.handed_out = [(output, output.clone()) for output in outputs]
+
+    def _expected(self, batch: Batch, requests: Sequence[Request], padded: Sequence[Request]) -> dict[str, list[int]]:
+        """What a batch of ``requests``, padded by requests or in the runner's style, holds for its rows and tokens."""
         rows = describe_rows([*requests, *padded], self.convention, self.speculation, self.suite.mode)
-        lens = list(zip(rows.seq_lens, rows.extend_seq_lens, strict=True))
-        if len(lens) < size:
-            pad_seq_len = self.suite.backend.capabilities.pad_seq_len
-            pad = scratch_row(self.pad_style, pad_seq_len, self.plan.tokens_per_row)
-            lens += [(pad.seq_len, pad.extend_seq_len)] * (size - len(lens))
-        return lens
+        tokens, count = len(rows.positions), batch.batch_size - len(rows.seq_lens)
+        pad_seq_len = self.suite.backend.capabilities.pad_seq_len
+        pad = scratch_row(self.pad_style, pad_seq_len, self.plan.tokens_per_row) if count else None
+        rest = [0] * (len(batch.positions) - tokens)
+        return {
+            "seq_lens": rows.seq_lens + ([pad.seq_len] * count if pad else []),
+            "extend_seq_lens": rows.extend_seq_lens + ([pad.extend_seq_len] * count if pad else []),
+            "positions": rows.positions + rest,
+            "input_ids": [7 + position for position in rows.positions] + rest,
+        }
 
     def _interlude(self) -> None:
         """A batch of other requests on the same instance between two replays: as many new tokens a row as a captured

@@ -90,11 +90,12 @@ def make_plan(
 
     Multiplier 1: own, own continued, 4x padded, a single row, the same lengths on other requests, own grown. Otherwise:
     own, own continued, 4x full of live rows, smallest, own grown. A sweep without a pad style runs unpadded: own, own
-    continued, 2x full, own grown; where it ``pads_once``, one more replay between fills half of the larger size. Captures
-    see shorter rows than any replay of the case's own, so that a length kept from capture always shows; those of the
-    case's own size are the shortest there are, as in production, so that a choice made by length shows too. The longest
-    row of all begins its last page with its last token, so that the widest table has no column to spare. No prefix is
-    below ``lowest``.
+    continued, 2x full, own grown; where it ``pads_once``, one more replay fills half of the larger size.
+
+    Captures see shorter rows than any replay of the case's own, so that a length kept from capture always shows; those
+    of the case's own size are the shortest there are, as in production, so that a choice made by length shows too. The
+    longest row of all begins its last page with its last token, so that the widest table has no column to spare. No
+    prefix is below ``lowest``.
     """
     real, page = len(case.prefix_lens), case.page_size
     ragged = case.mode == "DRAFT_EXTEND"

@@ -213,7 +213,7 @@ class ChoosesByCapturedLength(FA3Backend):
 
 
 class LeavesNoHeadroom(FA3Backend):
-    """The page table is as wide as the longest prefix needs: the last new token has no column where it begins a page."""
+    """The page table has no column for the last new token of the longest row, where that begins a page."""
 
     def allocate(self, buffers: PersistentBuffers) -> None:
         self.max_len -= 1

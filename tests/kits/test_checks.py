@@ -127,11 +127,11 @@ def test_padding_check_sees_what_a_larger_replay_left(monkeypatch: pytest.Monkey
         kits.run(make("kits.backends.flash_attention:FA3Backend", pad_style="prod_fill", multiplier=2))
 
 
-@pytest.mark.parametrize("field", ["seq_lens", "extend_seq_lens"])
+@pytest.mark.parametrize("field", ["seq_lens", "extend_seq_lens", "positions", "input_ids"])
 def test_padding_check_alone_sees_lengths_that_a_larger_replay_left(
     monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
-    """Only the padded rows' lengths are those of an earlier batch: nobody's pages are read, and real rows stay right."""
+    """One field of the padded rows is that of an earlier batch: nobody's pages are read, and real rows stay right."""
     subtest = make(
         "kits.backends.flash_attention:FA3Backend",
         mode="DRAFT_EXTEND",
@@ -146,8 +146,9 @@ def test_padding_check_alone_sees_lengths_that_a_larger_replay_left(
     def stale(self: GraphRunner, batch: Any, rows: int, tokens: int) -> None:
         kept = self.buffers[field].clone()
         fill_tail(self, batch, rows, tokens)
+        first = tokens if field in ("positions", "input_ids") else rows
         if self.captured:
-            self.buffers[field][rows:] = kept[rows:]
+            self.buffers[field][first:] = kept[first:]
 
     monkeypatch.setattr(GraphRunner, "_fill_tail", stale)
     with pytest.raises(errors.MetadataError, match=rf"(?m)^  {field} \(B=4\): .* the padding have"):
@@ -170,6 +171,44 @@ def test_invariants_pass_over_what_is_missing() -> None:
     Batch.seq_lens = Batch.seq_lens_cpu = torch.zeros(0, dtype=torch.int32)
     known = {"cache_seqlens_int32": torch.zeros(0, dtype=torch.int32)}
     check_metadata({"anything": 3, "kv_lens": None, **known}, Batch, [])  # type: ignore[arg-type]
+
+
+def test_a_list_of_the_draft_alone_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch's own list of new tokens is refreshed, its twin in the speculative info is not."""
+    refresh = GraphRunner._refresh_host_mirrors
+
+    def stale(self: GraphRunner, batch: Any) -> None:
+        kept = batch.spec_info.extend_seq_lens_cpu
+        refresh(self, batch)
+        if self.captured:
+            batch.spec_info.extend_seq_lens_cpu = kept
+
+    monkeypatch.setattr(GraphRunner, "_refresh_host_mirrors", stale)
+    with pytest.raises(errors.MetadataError, match=r"spec_info.extend_seq_lens_cpu \(B=2\)"):
+        kits.run(
+            make(
+                "kits.backends.flash_attention:FA3Backend",
+                mode="DRAFT_EXTEND",
+                prefix=(14, 7),
+                extend=(3, 1),
+                speculation=CHAIN,
+            )
+        )
+
+
+def test_outputs_stay_their_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner hands out its static buffers, which the next replay overwrites."""
+
+    def views(self: GraphRunner, requests: Any) -> list[Any]:
+        tokens = sum(request.extend_len for request in requests)
+        return [self.buffers[f"out.{layer.index}"][:tokens] for layer in self.world.layers]
+
+    subtest = make("kits.backends.flash_attention:FA3Backend")
+    monkeypatch.setattr(GraphRunner, "_outputs", views)
+    with pytest.raises(errors.OutputError, match="overwrote what the replay before had returned"):
+        kits.run(subtest)
+    monkeypatch.setattr(cuda_graph.GraphSubtest, "_check_handed_out", lambda *_: None)
+    kits.run(subtest)
 
 
 def test_shortest_captures_see_a_choice_made_by_length() -> None:
