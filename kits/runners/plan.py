@@ -88,9 +88,10 @@ def make_plan(
 ) -> ReplayPlan:
     """Lengths of all captures and replays of a case at a capture multiplier; rows have room for ``tokens`` new tokens.
 
-    Multiplier 1: own, own continued, 4x padded, a single row, the same lengths on other requests, own grown. Otherwise:
+    Multiplier 1: own, own continued, the same lengths on other requests, 4x padded, a single row, own grown. Otherwise:
     own, own continued, 4x full of live rows, smallest, own grown. A sweep without a pad style runs unpadded: own, own
-    continued, 2x full, own grown; where it ``pads_once``, one more replay fills half of the larger size.
+    continued, the same lengths on other requests, 2x full, own grown; where it ``pads_once``, one more replay fills
+    half of the larger size.
 
     Captures see shorter rows than any replay of the case's own, so that a length kept from capture always shows; those
     of the case's own size are the shortest there are, as in production, so that a choice made by length shows too. The
@@ -134,10 +135,11 @@ def make_plan(
         middle = [
             Step("4x padded", largest, varied(real, 1)),
             Step("single row", 1, varied(1, tokens)),
-            Step("own lengths, other requests", own_size, [(prefix + 1, extend) for prefix, extend in own]),
         ]
     else:
         middle = [Step("4x full", largest, varied(largest, tokens)), Step("smallest", real, varied(real, 1))]
+    continued = [(prefix + 1, extend) for prefix, extend in own]
+    again = [Step("own lengths, other requests", own_size, continued)] if multiplier == 1 else []
     grown = [(prefix + page + 5, extend) for prefix, extend in own]
     end = longest + 5 + tokens
     _, extend = grown[case.prefix_lens.index(max(case.prefix_lens))]
@@ -150,7 +152,8 @@ def make_plan(
         ],
         steps=[
             Step("own", own_size, own),
-            Step("own continued", own_size, [(prefix + 1, extend) for prefix, extend in own], continues=True),
+            Step("own continued", own_size, continued, continues=True),
+            *again,
             *middle,
             Step("own grown", own_size, grown),
         ],

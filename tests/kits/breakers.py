@@ -229,3 +229,16 @@ class StepsPaddedRowsBack(FA3Backend):
             if name.startswith("step") and name.endswith("cache_seqlens_int32"):
                 values[name] = values[name].masked_fill(batch.req_pool_indices == 0, -1)
         return values
+
+
+class SkipsEqualLengths(FA3Backend):
+    """A replay of the same lengths as the one before keeps its metadata, whoever the requests are."""
+
+    def prepare_replay(self, batch: Batch) -> None:
+        key = batch.seq_lens.tolist()
+        if getattr(self, "key", None) == key:
+            self.tensors = self.captured[batch.batch_size]
+            self._begin(batch)
+            return
+        self.key = key
+        super().prepare_replay(batch)

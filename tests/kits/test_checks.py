@@ -223,15 +223,17 @@ def test_longest_row_leaves_no_column_to_spare(page_size: int) -> None:
         kits.run(make("tests.kits.breakers:LeavesNoHeadroom", page_size=page_size))
 
 
+DRAFT = {"prefix": (14, 7), "speculation": CHAIN, "seq_lens": "prefix", "runner": "cuda_graph_multi_step"}
+
+
+@pytest.mark.parametrize("sweep", [{}, DRAFT], ids=["decode", "draft"])
+def test_equal_lengths_are_replayed_on_other_requests(sweep: dict[str, Any]) -> None:
+    with pytest.raises(errors.MetadataError, match="which its request does not own"):
+        kits.run(make("tests.kits.breakers:SkipsEqualLengths", **sweep))
+
+
 def test_one_replay_of_a_draft_is_padded() -> None:
     """Also where the sweep has no pad style."""
-    subtest = make(
-        "tests.kits.breakers:StepsPaddedRowsBack",
-        prefix=(14, 7),
-        extend=(3, 3),
-        speculation=CHAIN,
-        seq_lens="prefix",
-        runner="cuda_graph_multi_step",
-    )
+    subtest = make("tests.kits.breakers:StepsPaddedRowsBack", **DRAFT)
     with pytest.raises(errors.MetadataError, match=r"step0.cache_seqlens_int32 \(B=4\): worst value -1"):
         kits.run(subtest)
