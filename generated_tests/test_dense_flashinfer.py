@@ -590,26 +590,6 @@ def test_eagle_draft_cg(subtest: Subtest) -> None:
     run(subtest)
 
 
-eagle_draft_extend_cg = partial(
-    Subtest,
-    adapter=ADAPTER,
-    model=MODEL_SOFTCAP_K_SCALE_V_SCALE,
-    runner="cuda_graph",
-    seq_lens="total",
-    tolerance=TOLERANCE,
-    native=NATIVE,
-)
-
-EAGLE_DRAFT_EXTEND_CG = [
-    eagle_draft_extend_cg(id="dense.flashinfer.eagle_draft_extend_cg.eagle_chain", case=ACCEPTED_EAGLE_CHAIN),
-]
-
-
-@pytest.mark.parametrize("subtest", EAGLE_DRAFT_EXTEND_CG, ids=str)
-def test_eagle_draft_extend_cg(subtest: Subtest) -> None:
-    run(subtest)
-
-
 frozen_kv_mtp_draft_cg = partial(
     Subtest,
     adapter=ADAPTER,

@@ -83,6 +83,14 @@ VERIFY_GQA_NGRAM = Case(
     page_size=16,
     speculation=Speculation(kind="ngram", draft_tokens=5, parents=(-1, 0, 1, 1, 0)),
 )
+ACCEPTED_V2_CAPPED_EAGLE_CHAIN = Case(
+    name="accepted_v2_capped_eagle_chain",
+    mode="DRAFT_EXTEND_V2",
+    prefix_lens=(4, 7),
+    extend_lens=(3, 3),
+    page_size=16,
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
+)
 ACCEPTED_V2_EAGLE_CHAIN = Case(
     name="accepted_v2_eagle_chain",
     mode="DRAFT_EXTEND_V2",
@@ -104,14 +112,6 @@ DRAFT_STEPS_EAGLE_TREE = Case(
     mode="DECODE",
     prefix_lens=(14, 7),
     extend_lens=(1, 1),
-    page_size=16,
-    speculation=Speculation(kind="eagle", draft_tokens=3, topk=2, steps=3, parents=(-1, 0, 0)),
-)
-ACCEPTED_V2_CAPPED_EAGLE_TREE = Case(
-    name="accepted_v2_capped_eagle_tree",
-    mode="DRAFT_EXTEND_V2",
-    prefix_lens=(4, 7),
-    extend_lens=(3, 3),
     page_size=16,
     speculation=Speculation(kind="eagle", draft_tokens=3, topk=2, steps=3, parents=(-1, 0, 0)),
 )
@@ -454,7 +454,7 @@ def test_verify_cg(subtest: Subtest) -> None:
 draft_extend_v2 = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_K_SCALE_V_SCALE_HIDDEN256,
+    model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
     runner="eager",
     seq_lens="total",
     tolerance=TOLERANCE,
@@ -462,7 +462,7 @@ draft_extend_v2 = partial(
 )
 
 DRAFT_EXTEND_V2 = [
-    draft_extend_v2(id="dense.triton.draft_extend_v2.eagle_chain.total", case=ACCEPTED_V2_EAGLE_CHAIN),
+    draft_extend_v2(id="dense.triton.draft_extend_v2.eagle_chain.total", case=ACCEPTED_V2_CAPPED_EAGLE_CHAIN),
 ]
 
 
@@ -542,26 +542,6 @@ EAGLE_DRAFT_CG = [
 
 @pytest.mark.parametrize("subtest", EAGLE_DRAFT_CG, ids=str)
 def test_eagle_draft_cg(subtest: Subtest) -> None:
-    run(subtest)
-
-
-eagle_draft_extend_cg = partial(
-    Subtest,
-    adapter=ADAPTER,
-    model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
-    runner="cuda_graph",
-    seq_lens="total",
-    tolerance=TOLERANCE,
-    requires=("triton",),
-)
-
-EAGLE_DRAFT_EXTEND_CG = [
-    eagle_draft_extend_cg(id="dense.triton.eagle_draft_extend_cg.eagle_tree", case=ACCEPTED_V2_CAPPED_EAGLE_TREE),
-]
-
-
-@pytest.mark.parametrize("subtest", EAGLE_DRAFT_EXTEND_CG, ids=str)
-def test_eagle_draft_extend_cg(subtest: Subtest) -> None:
     run(subtest)
 
 

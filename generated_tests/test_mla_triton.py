@@ -42,6 +42,14 @@ VERIFY_EAGLE_CHAIN = Case(
     page_size=16,
     speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
+ACCEPTED_V2_CAPPED_EAGLE_CHAIN = Case(
+    name="accepted_v2_capped_eagle_chain",
+    mode="DRAFT_EXTEND_V2",
+    prefix_lens=(4, 7),
+    extend_lens=(3, 3),
+    page_size=16,
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
+)
 ACCEPTED_V2_EAGLE_CHAIN = Case(
     name="accepted_v2_eagle_chain",
     mode="DRAFT_EXTEND_V2",
@@ -217,7 +225,7 @@ def test_verify_cg(subtest: Subtest) -> None:
 draft_extend_v2 = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_HIDDEN256,
+    model=MODEL_SOFTCAP_SINKS,
     runner="eager",
     seq_lens="total",
     tolerance=TOLERANCE,
@@ -225,7 +233,7 @@ draft_extend_v2 = partial(
 )
 
 DRAFT_EXTEND_V2 = [
-    draft_extend_v2(id="mla.triton.draft_extend_v2.eagle_chain.total", case=ACCEPTED_V2_EAGLE_CHAIN),
+    draft_extend_v2(id="mla.triton.draft_extend_v2.eagle_chain.total", case=ACCEPTED_V2_CAPPED_EAGLE_CHAIN),
 ]
 
 

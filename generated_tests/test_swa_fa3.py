@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from kits import Case, KnownFailure, Model, Native, Subtest, Tolerance, run
+from kits import Case, KnownFailure, Model, Native, Speculation, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.flash_attention:FA3Backend"
 NATIVE = Native(packages=("sglang-kernel>=0.4",), capability="==9.0")
@@ -41,6 +41,14 @@ LAY_EXT = Case(name="lay_ext", mode="EXTEND", prefix_lens=(5, 20), extend_lens=(
 LAY_DEC = Case(name="lay_dec", mode="DECODE", prefix_lens=(20, 33, 140), extend_lens=(1, 1, 1), page_size=16)
 DECODE3_FREE = Case(name="decode3_free", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
 GQA_CROSS = Case(name="gqa_cross", mode="EXTEND", prefix_lens=(15,), extend_lens=(2,), page_size=16)
+ACCEPTED_EAGLE_CHAIN = Case(
+    name="accepted_eagle_chain",
+    mode="DRAFT_EXTEND",
+    prefix_lens=(14, 7),
+    extend_lens=(3, 1),
+    page_size=16,
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
+)
 
 PAGE_TABLE_CANNOT_SCATTER = KnownFailure(
     id="page-table-cannot-scatter",
@@ -134,4 +142,24 @@ SPLIT_OP = [
 
 @pytest.mark.parametrize("subtest", SPLIT_OP, ids=str)
 def test_split_op(subtest: Subtest) -> None:
+    run(subtest)
+
+
+eagle_draft_extend_cg = partial(
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL_SOFTCAP_SINKS,
+    runner="cuda_graph",
+    seq_lens="total",
+    tolerance=TOLERANCE,
+    native=NATIVE,
+)
+
+EAGLE_DRAFT_EXTEND_CG = [
+    eagle_draft_extend_cg(id="swa.fa3.eagle_draft_extend_cg.eagle_chain", case=ACCEPTED_EAGLE_CHAIN),
+]
+
+
+@pytest.mark.parametrize("subtest", EAGLE_DRAFT_EXTEND_CG, ids=str)
+def test_eagle_draft_extend_cg(subtest: Subtest) -> None:
     run(subtest)

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from kits import Case, Model, Native, Subtest, Tolerance, run
+from kits import Case, Model, Native, Speculation, Subtest, Tolerance, run
 
 ADAPTER = "kits.backends.flashinfer:FlashInferBackend"
 NATIVE = Native(packages=("flashinfer-python>=0.6",), capability=">=8.0")
@@ -41,6 +41,14 @@ LAY_EXT = Case(name="lay_ext", mode="EXTEND", prefix_lens=(5, 20), extend_lens=(
 LAY_DEC = Case(name="lay_dec", mode="DECODE", prefix_lens=(20, 33, 140), extend_lens=(1, 1, 1), page_size=16)
 DECODE3_FREE = Case(name="decode3_free", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
 GQA_CROSS = Case(name="gqa_cross", mode="EXTEND", prefix_lens=(15,), extend_lens=(2,), page_size=16)
+ACCEPTED_EAGLE_CHAIN = Case(
+    name="accepted_eagle_chain",
+    mode="DRAFT_EXTEND",
+    prefix_lens=(14, 7),
+    extend_lens=(3, 1),
+    page_size=16,
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
+)
 
 eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE, native=NATIVE)
 
@@ -140,4 +148,24 @@ SPLIT_OP = [
 
 @pytest.mark.parametrize("subtest", SPLIT_OP, ids=str)
 def test_split_op(subtest: Subtest) -> None:
+    run(subtest)
+
+
+eagle_draft_extend_cg = partial(
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL_SOFTCAP_K_SCALE_V_SCALE,
+    runner="cuda_graph",
+    seq_lens="total",
+    tolerance=TOLERANCE,
+    native=NATIVE,
+)
+
+EAGLE_DRAFT_EXTEND_CG = [
+    eagle_draft_extend_cg(id="swa.flashinfer.eagle_draft_extend_cg.eagle_chain", case=ACCEPTED_EAGLE_CHAIN),
+]
+
+
+@pytest.mark.parametrize("subtest", EAGLE_DRAFT_EXTEND_CG, ids=str)
+def test_eagle_draft_extend_cg(subtest: Subtest) -> None:
     run(subtest)

@@ -56,6 +56,14 @@ VERIFY_EAGLE_TREE = Case(
     page_size=16,
     speculation=Speculation(kind="eagle", draft_tokens=3, topk=2, steps=3, parents=(-1, 0, 0)),
 )
+ACCEPTED_V2_CAPPED_EAGLE_TREE = Case(
+    name="accepted_v2_capped_eagle_tree",
+    mode="DRAFT_EXTEND_V2",
+    prefix_lens=(4, 7),
+    extend_lens=(3, 3),
+    page_size=16,
+    speculation=Speculation(kind="eagle", draft_tokens=3, topk=2, steps=3, parents=(-1, 0, 0)),
+)
 
 eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE, requires=("triton",))
 
@@ -223,4 +231,24 @@ VERIFY_CG = [
 
 @pytest.mark.parametrize("subtest", VERIFY_CG, ids=str)
 def test_verify_cg(subtest: Subtest) -> None:
+    run(subtest)
+
+
+eagle_draft_extend_cg = partial(
+    Subtest,
+    adapter=ADAPTER,
+    model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+    runner="cuda_graph",
+    seq_lens="total",
+    tolerance=TOLERANCE,
+    requires=("triton",),
+)
+
+EAGLE_DRAFT_EXTEND_CG = [
+    eagle_draft_extend_cg(id="swa.triton.eagle_draft_extend_cg.eagle_tree", case=ACCEPTED_V2_CAPPED_EAGLE_TREE),
+]
+
+
+@pytest.mark.parametrize("subtest", EAGLE_DRAFT_EXTEND_CG, ids=str)
+def test_eagle_draft_extend_cg(subtest: Subtest) -> None:
     run(subtest)

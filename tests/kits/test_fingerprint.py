@@ -26,3 +26,14 @@ def test_a_new_name_makes_no_new_subtest() -> None:
     assert fingerprint(dataclasses.replace(subtest, id="a.b.c.d", case=case)) == fingerprint(subtest)
     longer = dataclasses.replace(subtest.case, prefix_lens=tuple(n + 1 for n in subtest.case.prefix_lens))
     assert fingerprint(dataclasses.replace(subtest, case=longer)) != fingerprint(subtest)
+
+
+def test_every_backend_with_a_window_takes_in_a_draft_with_it() -> None:
+    """Metadata of the window are built mode by mode: one that forgets them is only seen by a model that has one."""
+    windowed = [subtest for subtest in planned().values() if subtest.model.window is not None]
+    graphs = {
+        subtest.adapter.rpartition(":")[2]
+        for subtest in windowed
+        if subtest.case.mode.startswith("DRAFT_EXTEND") and subtest.runner == "cuda_graph"
+    }
+    assert graphs == {subtest.adapter.rpartition(":")[2] for subtest in windowed}

@@ -50,8 +50,8 @@ CAUGHT = {
     "F42c": ("dense.flashinfer.eager.gqa_cross", ("compare",)),
     "F43": ("dense.fa3.verify.eagle_tree", ("compare",)),
     # steps and speculation
-    "F44": ("dense.triton.eagle_draft_extend_cg.eagle_tree", ("kernel_fault",)),
-    "F45": ("dense.fa3.eagle_draft_extend_cg.eagle_chain", (*VALUES, "metadata_invariants")),
+    "F44": ("swa.triton.eagle_draft_extend_cg.eagle_tree", ("kernel_fault",)),
+    "F45": ("swa.fa3.eagle_draft_extend_cg.eagle_chain", (*VALUES, "metadata_invariants")),
     "F46": ("dense.flashinfer.eagle_draft_cg.eagle_tree", ("metadata_invariants",)),
     "F47": ("dense.fa3.eagle_draft_cg.eagle_chain", (*VALUES, "metadata_invariants")),
     # order and determinism
