@@ -101,8 +101,10 @@ def make_plan(
     real, page = len(case.prefix_lens), case.page_size
     ragged = case.mode == "DRAFT_EXTEND"
     own = list(zip(case.prefix_lens, case.extend_lens if ragged else [tokens] * real, strict=True))
-    boundaries = [page - tokens + 1, page, page - 1, lowest, page + 1]
-    longest = max(case.prefix_lens) + page
+    boundaries = [page - tokens + 1, page - tokens, lowest, page, page - 1, page + 1]
+    last = case.prefix_lens.index(max(case.prefix_lens))
+    # The last token of the longest row is the first of its page.
+    longest = -(-(max(case.prefix_lens) + page + 4 + tokens) // page) * page + 1 - tokens
 
     def extend_of(row: int) -> int:
         """Ragged counts stay ragged, and differ from the case's own."""
@@ -141,9 +143,7 @@ def make_plan(
     continued = [(prefix + 1, extend) for prefix, extend in own]
     again = [Step("own lengths, other requests", own_size, continued)] if multiplier == 1 else []
     grown = [(prefix + page + 5, extend) for prefix, extend in own]
-    end = longest + 5 + tokens
-    _, extend = grown[case.prefix_lens.index(max(case.prefix_lens))]
-    grown[case.prefix_lens.index(max(case.prefix_lens))] = (-(-(end - 1) // page) * page + 1 - extend, extend)
+    grown[last] = (longest + tokens - own[last][1], own[last][1])
     shortest = [(lowest, extend_of(row)) for row in range(own_size)]
     return ReplayPlan(
         captures=[
