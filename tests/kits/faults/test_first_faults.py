@@ -27,7 +27,7 @@ CAUGHT = {
     "F11": ("dense.fa3.draft_extend_v2.eagle_chain.total", ("compare",)),
     "F12": ("dense.fa3.draft_extend_v2.eagle_chain.total", ("compare", "metadata_invariants")),
     "F13": ("dense.triton.draft_extend_v2.eagle_chain.total", ("compare",)),
-    "F14": ("mla.flashmla.verify_cg.eagle_chain.prod_fill.x2", ("metadata_invariants",)),
+    "F14": ("mla.flashmla.verify_cg.eagle_chain.prod_fill.x2", ("metadata_invariants", "kernel_fault")),
     "F15": ("dense.trtllm_mha.eagle_draft_cg.eagle_chain", ("compare",)),
     "F16": (f"dense.trtllm_mha.{DECODE}", VALUES),
     "F17a": (f"dense.fa3.{DECODE}", ("pointer_guard",)),
