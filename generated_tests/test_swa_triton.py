@@ -108,24 +108,45 @@ decode_cg = partial(
     model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
     runner="cuda_graph",
     seq_lens="total",
+    layout="non_monotonic_extend",
     tolerance=TOLERANCE,
     requires=("triton",),
 )
 
 DECODE_CG = [
-    decode_cg(id="swa.triton.decode_cg.decode3_free.small_real.x1", case=DECODE3_FREE, pad_style="small_real"),
     decode_cg(
-        id="swa.triton.decode_cg.decode3_free.small_real.x2", case=DECODE3_FREE, pad_style="small_real", multiplier=2
+        id="swa.triton.decode_cg.decode3_free.non_monotonic_extend.small_real.x1",
+        case=DECODE3_FREE,
+        pad_style="small_real",
     ),
     decode_cg(
-        id="swa.triton.decode_cg.decode3_free.small_real.x4", case=DECODE3_FREE, pad_style="small_real", multiplier=4
+        id="swa.triton.decode_cg.decode3_free.non_monotonic_extend.small_real.x2",
+        case=DECODE3_FREE,
+        pad_style="small_real",
+        multiplier=2,
     ),
-    decode_cg(id="swa.triton.decode_cg.decode3_free.prod_fill.x1", case=DECODE3_FREE, pad_style="prod_fill"),
     decode_cg(
-        id="swa.triton.decode_cg.decode3_free.prod_fill.x2", case=DECODE3_FREE, pad_style="prod_fill", multiplier=2
+        id="swa.triton.decode_cg.decode3_free.non_monotonic_extend.small_real.x4",
+        case=DECODE3_FREE,
+        pad_style="small_real",
+        multiplier=4,
     ),
     decode_cg(
-        id="swa.triton.decode_cg.decode3_free.prod_fill.x4", case=DECODE3_FREE, pad_style="prod_fill", multiplier=4
+        id="swa.triton.decode_cg.decode3_free.non_monotonic_extend.prod_fill.x1",
+        case=DECODE3_FREE,
+        pad_style="prod_fill",
+    ),
+    decode_cg(
+        id="swa.triton.decode_cg.decode3_free.non_monotonic_extend.prod_fill.x2",
+        case=DECODE3_FREE,
+        pad_style="prod_fill",
+        multiplier=2,
+    ),
+    decode_cg(
+        id="swa.triton.decode_cg.decode3_free.non_monotonic_extend.prod_fill.x4",
+        case=DECODE3_FREE,
+        pad_style="prod_fill",
+        multiplier=4,
     ),
 ]
 

@@ -114,6 +114,12 @@ def test_every_feature_of_a_backend_is_in_use_in_every_forward_mode() -> None:
     assert unused == {(place, feature) for place in PUBLISHED for feature in ("softcap", "sinks")}
 
 
+def test_where_tokens_can_be_scattered_they_are_under_a_graph_too() -> None:
+    """A replay that writes pages out as slots is right wherever the slots of a page are in order."""
+    graphs = [item for item in SUITE.matrix("ci").subtests if item.runner != "eager"]
+    assert {item.backend for item in graphs if item.layout == "non_monotonic_extend"} == {"triton", "flashinfer"}
+
+
 @pytest.mark.parametrize("profile", [name for name, item in SUITE.spec.profiles.items() if item.cover])
 def test_a_covering_profile_holds_every_pair_of_what_it_extends(profile: str) -> None:
     above = SUITE.spec.profiles[profile].extends

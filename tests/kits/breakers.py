@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -242,3 +243,14 @@ class SkipsEqualLengths(FA3Backend):
             return
         self.key = key
         super().prepare_replay(batch)
+
+
+class ExpandsPagesAtReplay(TritonBackend):
+    """Replay writes each row's pages out as slots, as if the tokens of a page lay in order; nothing else does."""
+
+    def prepare_replay(self, batch: Batch) -> None:
+        super().prepare_replay(batch)
+        page, indptr = self.pool.page_size, self.tensors["kv_indptr.full"].tolist()
+        for start, stop in itertools.pairwise(indptr[: batch.batch_size + 1]):
+            slots = self.tensors["kv_indices.full"][start:stop]
+            slots.copy_(slots // page * page + torch.arange(stop - start, device=slots.device) % page)

@@ -41,6 +41,13 @@ def test_pointer_guard_alone_sees_a_rebound_name(monkeypatch: pytest.MonkeyPatch
     kits.run(subtest)
 
 
+def test_scattered_tokens_alone_see_pages_written_out_as_slots() -> None:
+    keywords = {"dtype": "float16", "pad_style": "small_real", "multiplier": 2}
+    kits.run(make("tests.kits.breakers:ExpandsPagesAtReplay", **keywords))
+    with pytest.raises(errors.MetadataError, match="kv_indices"):
+        kits.run(make("tests.kits.breakers:ExpandsPagesAtReplay", layout="non_monotonic_extend", **keywords))
+
+
 def test_kv_integrity_alone_sees_a_foreign_write(monkeypatch: pytest.MonkeyPatch) -> None:
     subtest = make("tests.kits.breakers:WritesForeignSlot")
     with pytest.raises(errors.KVIntegrityError, match="live request outside the batch"):

@@ -17,7 +17,10 @@ CAUGHT = {
     "F01": ("dense.triton.draft_extend_v2_cg.eagle_chain.total.prod_fill.x2", ("metadata_invariants",)),
     "F02": (f"dense.flashinfer.{DECODE}", ("kernel_fault", "metadata_invariants")),
     "F03": (f"dense.flashinfer.{DECODE}", ("metadata_invariants",)),
-    "F04": (f"swa.flashinfer.{DECODE}", ("metadata_invariants", "kv_integrity")),
+    "F04": (
+        "swa.flashinfer.decode_cg.decode3_free.non_monotonic_extend.prod_fill.x2",
+        ("metadata_invariants", "kv_integrity"),
+    ),
     "F05": ("dense.triton.eager.decode3", ("compare",)),
     "F06": (f"dense.fa3.{DECODE}", ("metadata_invariants",)),
     "F07": (f"dense.flashinfer.{DECODE}", ("kv_integrity", "metadata_invariants")),
