@@ -80,9 +80,13 @@ def describe_rows(requests: Sequence[Request], convention: str, speculation: Spe
     positions: list[int] = []
     tree = mode == "TARGET_VERIFY" and speculation is not None
     depths = (tree_rows(speculation).sum(dim=1) - 1).tolist() if tree and speculation else []
+    drafts = mode == "DECODE" and speculation is not None
     for request in requests:
         if tree:
             positions += [request.prefix_len + depth for depth in depths]
+        elif drafts and speculation:
+            advance = range(speculation.steps) if speculation.caches_drafts else [-1] * speculation.steps
+            positions += [request.prefix_len + by for _ in range(speculation.topk) for by in advance]
         else:
             positions += range(request.prefix_len, request.total_len)
     groups = requests[0].slots

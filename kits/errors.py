@@ -47,7 +47,7 @@ class KVIntegrityError(CheckFailed):
 
 
 class InputError(CheckFailed):
-    """A forward changed its own q, k or v, which belong to the caller."""
+    """A forward changed its own q, k or v, which belong to the caller, or a replay gave the model other tokens."""
 
     check = "inputs"
 

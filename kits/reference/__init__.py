@@ -4,6 +4,6 @@ It reads the requests' own q, k and v, and knows no cache, no metadata, no paddi
 """
 
 from kits.reference.attention import attention
-from kits.reference.masks import causal_mask, draft_mask, tree_mask
+from kits.reference.masks import causal_mask, draft_mask, draft_positions, positions, tree_mask
 
-__all__ = ["attention", "causal_mask", "draft_mask", "tree_mask"]
+__all__ = ["attention", "causal_mask", "draft_mask", "draft_positions", "positions", "tree_mask"]

@@ -52,6 +52,17 @@ def depths_of(parents: Sequence[int]) -> list[int]:
     return depths
 
 
+def positions(prefix: int, extend: int, parents: Sequence[int] = ()) -> list[int]:
+    """Where new tokens stand: one behind the other, or at the depths of a verify tree."""
+    return [prefix + depth for depth in (depths_of(parents) if parents else range(extend))]
+
+
+def draft_positions(prefix: int, topk: int, steps: int, cached: bool) -> list[int]:
+    """Where the tokens of a multi-step draft stand, in the order (branch, step): the branches of a step share a place,
+    and drafts that are not cached stay at the last cached token."""
+    return [prefix + step if cached else prefix - 1 for _ in range(topk) for step in range(steps)]
+
+
 def draft_mask(prefix: int, topk: int, steps: int, cached: bool, window: int | None) -> torch.Tensor:
     """Bool ``(topk * steps, prefix + topk * steps)`` of a multi-step draft, tokens in the order (branch, step).
 
@@ -61,7 +72,7 @@ def draft_mask(prefix: int, topk: int, steps: int, cached: bool, window: int | N
     for branch in range(topk):
         own[branch, :, branch] = torch.ones(steps, steps, dtype=torch.bool).tril() & cached
     step_of = torch.arange(steps).repeat(topk)
-    queries = prefix + step_of if cached else torch.full((topk * steps,), prefix - 1)
+    queries = torch.tensor(draft_positions(prefix, topk, steps, cached))
     keys = torch.cat([torch.arange(prefix), prefix + step_of])
     allowed = torch.cat(
         [torch.ones(topk * steps, prefix, dtype=torch.bool), own.view(topk * steps, topk * steps)], dim=1

@@ -115,6 +115,19 @@ class SubtestRun:
             )
         return torch.cat(rows)
 
+    def positions(self, requests: Sequence[Request], mode: str, speculation: Speculation | None) -> list[int]:
+        """Where the new tokens of ``requests`` stand."""
+        found: list[int] = []
+        for request in requests:
+            if mode == "DECODE" and speculation is not None:
+                found += reference.draft_positions(
+                    request.prefix_len, speculation.topk, speculation.steps, speculation.caches_drafts
+                )
+            else:
+                tree = speculation.parents if mode == "TARGET_VERIFY" and speculation is not None else ()
+                found += reference.positions(request.prefix_len, request.extend_len, tree)
+        return found
+
     def forward_eagerly(
         self, requests: Sequence[Request], mode: str, convention: str, speculation: Speculation | None
     ) -> list[torch.Tensor]:

@@ -140,6 +140,8 @@ class GraphSubtest:
             for name in self.runner.changed_inputs(captured, requests):
                 raise InputError(f"{what}: the forward changed {name}")
             self._check_handed_out(what, outputs)
+            for misread in self.runner.misread(suite.positions(requests, suite.mode, self.speculation)):
+                raise InputError(f"{what}: the model was given {misread}")
         return outputs
 
     def _check_handed_out(self, what: str, outputs: Sequence[torch.Tensor]) -> None:

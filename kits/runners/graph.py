@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from kits.padding import scratch_row
 from kits.record import phase
 from kits.scratch import fill_with_padding_nan, scratch
 from kits.subtest import Speculation
-from kits.transfer import send, upload
+from kits.transfer import fetch, send, upload
 from kits.world import Request, World, inputs_of
 
 
@@ -78,6 +78,7 @@ class GraphRunner:
         for layer in world.layers:
             self.buffers |= fused_inputs(layer, tokens, dtype, device)
             self.buffers[f"out.{layer.index}"] = buffer(tokens, layer.q_heads, layer.v_head_dim, dtype=dtype)
+        self.seen = {name: buffer(tokens, dtype=torch.int64) for name in ("positions", "input_ids")}
         self.captured: dict[int, CapturedGraph] = {}
 
     def capture(self, size: int, requests: Sequence[Request], *, warm_ups: int = 2) -> list[torch.Tensor]:
@@ -141,6 +142,8 @@ class GraphRunner:
 
     def forward(self, batch: Batch) -> None:
         tokens = batch.num_tokens
+        self.seen["positions"][:tokens] = batch.positions
+        self.seen["input_ids"][:tokens] = batch.input_ids
         for layer in self.world.layers:
             q, k, v, out = (self.buffers[f"{name}.{layer.index}"][:tokens] for name in ("q", "k", "v", "out"))
             out.copy_(self.backend.forward(q, k, v, layer, batch))
@@ -165,7 +168,7 @@ class GraphRunner:
             "seq_lens": rows.seq_lens,
             "extend_seq_lens": rows.extend_seq_lens,
             "positions": rows.positions,
-            "input_ids": [7 + position for position in rows.positions],
+            "input_ids": input_ids(rows.positions),
         }
         flat = upload(list(itertools.chain(*values.values())), torch.int64, device)
         for name, part in zip(values, flat.split(list(map(len, values.values()))), strict=True):
@@ -205,6 +208,8 @@ class GraphRunner:
 
     def _load_values(self, batch: Batch, requests: Sequence[Request]) -> None:
         """q, k and v of the live rows; NaN in those of padded rows and in what the graph must write."""
+        for tokens in self.seen.values():
+            tokens.fill_(-1)
         for layer in self.world.layers:
             index = layer.index
             for name in ("q", "k", "v", "out"):
@@ -222,6 +227,11 @@ class GraphRunner:
             }
         )
 
+    def misread(self, positions: Sequence[int]) -> list[str]:
+        """What the model behind the graph was given for the live tokens that was not theirs: it embeds and rotates by
+        these, which no attention shows. ``positions`` are where those tokens stand."""
+        return misread_tokens(self.seen, positions)
+
     def prepare(self, size: int, requests: Sequence[Request]) -> CapturedGraph:
         """Everything before a replay that happens on the host."""
         captured = self.captured[size]
@@ -233,6 +243,22 @@ class GraphRunner:
         """Replay; per layer a copy of the output of the live rows."""
         captured.graph.replay()
         return self._outputs(requests)
+
+
+def input_ids(positions: Sequence[int]) -> list[int]:
+    """Ids that tell tokens of other positions apart, of which only the model takes notice."""
+    return [7 + position for position in positions]
+
+
+def misread_tokens(seen: Mapping[str, torch.Tensor], positions: Sequence[int]) -> list[str]:
+    """``seen`` of the live tokens, where it is not theirs."""
+    wanted = {"positions": list(positions), "input_ids": input_ids(positions)}
+    found = fetch({name: tokens[: len(positions)] for name, tokens in seen.items()})
+    return [
+        f"{name} {found[name].tolist()} for live tokens that have {wanted[name]}"
+        for name in seen
+        if found[name].tolist() != wanted[name]
+    ]
 
 
 def fused_inputs(

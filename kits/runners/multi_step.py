@@ -79,7 +79,10 @@ class MultiStepRunner(GraphRunner):
         def inputs(layer: Layer) -> list[torch.Tensor]:
             return [self.buffers[f"{name}.{layer.index}"][:tokens] for name in ("q", "k", "v")]
 
+        by_step = self.seen["positions"][:tokens].view(batch.batch_size, self.draft.topk, self.draft.steps)
+        self.seen["input_ids"][:tokens] = batch.input_ids
         for step, layer, result in run_steps(self.backend, self.world.layers, batch, self.draft, inputs):
+            by_step[:, :, step] = batch.positions.view(batch.batch_size, self.draft.topk)
             out = self.buffers[f"out.{layer.index}"][:tokens]
             into = out.view(batch.batch_size, self.draft.topk, self.draft.steps, *out.shape[1:])[:, :, step]
             into.copy_(result.view(into.shape))

@@ -24,7 +24,7 @@ from kits.layers import Layer
 from kits.record import phase
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
-from kits.runners.graph import fused_inputs
+from kits.runners.graph import fused_inputs, misread_tokens
 from kits.scratch import fill_with_padding_nan, scratch
 from kits.world import Request, World, inputs_of
 
@@ -173,6 +173,7 @@ class SplitRunner:
                 self.buffers[f"{role}out.{layer.index}"] = scratch(
                     tokens, layer.q_heads, layer.v_head_dim, dtype=dtype, device=device
                 )
+        self.seen = {name: scratch(tokens, dtype=torch.int64, device=device) for name in ("positions", "input_ids")}
         self.captured: dict[int, CapturedSplit] = {}
 
     def capture(self, size: int, requests: Sequence[Request], *, warm_ups: int = 2) -> list[torch.Tensor]:
@@ -212,6 +213,9 @@ class SplitRunner:
         """What the model does before a layer's attention: finish the previous layer, make this one's q, k and v."""
 
         def piece() -> None:
+            if not before:
+                for name, tokens in self.seen.items():
+                    tokens[:size] = self.buffers[name][:size]
             if before:
                 self._finish(self.world.layers[layer.index - 1], size, graph)
             for name in ("q", "k", "v"):
@@ -238,6 +242,8 @@ class SplitRunner:
         rows = describe_rows(requests, "total", None, self.mode)
         raw = eager_batch(self.world.pool, rows, self.mode, None)
         tokens, buffers = raw.num_tokens, self.buffers
+        for read in self.seen.values():
+            read.fill_(-1)
         for name, values in (("positions", raw.positions), ("input_ids", raw.input_ids)):
             buffers[name][:tokens] = values
             buffers[name][tokens:size] = 0
@@ -270,6 +276,9 @@ class SplitRunner:
                 for name, values in inputs_of(requests, layer.index).items()
             }
         )
+
+    def misread(self, positions: Sequence[int]) -> list[str]:
+        return misread_tokens(self.seen, positions)
 
     def prepare(self, size: int, requests: Sequence[Request]) -> CapturedSplit:
         """Everything before a replay that happens on the host."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 import kits
 from kits import errors
+from kits.faults.sources import edited
 from kits.graphs import Graph
-from kits.runners import split_op
+from kits.runners import multi_step, split_op
 from kits.runners.graph import CapturedGraph, GraphRunner
 from kits.world import Request
 from tests.kits.generated import planned
@@ -73,6 +74,45 @@ def test_silent_eager_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphRunner, "run", run_eagerly)
     with pytest.raises(errors.NothingReplayedError, match="ran eagerly"):
         kits.run(make("kits.backends.flash_attention:FA3Backend"))
+
+
+def _keeps(name: str, load: Callable[..., object]) -> Callable[..., object]:
+    """``load``, but for one buffer, which keeps what it held."""
+
+    def stale(self: GraphRunner, *arguments: object) -> object:
+        before = self.buffers[name].clone()
+        loaded = load(self, *arguments)
+        if self.captured:
+            self.buffers[name].copy_(before)
+        return loaded
+
+    return stale
+
+
+@pytest.mark.parametrize(
+    "subtest_id",
+    [
+        "dense.fa3.decode_cg.decode3_free.prod_fill.x2",
+        "dense.triton.verify_cg.eagle_tree.small_real.x1",
+        "dense.triton.eagle_draft_cg.eagle_tree",
+        "dense.fa3.split_op.ragged3.pcg",
+    ],
+)
+@pytest.mark.parametrize("name", ["positions", "input_ids"])
+def test_tokens_of_another_batch(subtest_id: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and slots are right, but the model embeds and rotates the tokens of an earlier batch."""
+    for runner, method in ((GraphRunner, "load"), (split_op.SplitRunner, "_load")):
+        monkeypatch.setattr(runner, method, _keeps(name, getattr(runner, method)))
+    with pytest.raises(errors.CheckFailed, match=name):
+        kits.run(planned()[subtest_id])
+
+
+def test_draft_steps_that_stay_where_the_first_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = "step_tokens(positions, rows, draft, step)"
+    stand_still = edited(multi_step.run_steps, (advance, advance.replace("step)", "0)")))
+    monkeypatch.setattr(multi_step, "run_steps", stand_still)
+    with pytest.raises(errors.InputError, match="positions"):
+        kits.run(planned()["dense.fa3.eagle_draft_cg.eagle_chain"])
 
 
 def _record_nothing(self: split_op.SplitGraph, pieces: Sequence[split_op.Piece], attention: Sequence[object]) -> None:
