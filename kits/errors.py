@@ -58,6 +58,12 @@ class OutputError(CheckFailed):
     check = "outputs"
 
 
+class ResultError(CheckFailed):
+    """A forward returned a result of another dtype or shape than the layer has."""
+
+    check = "result"
+
+
 class NeighbourError(CheckFailed):
     """A row changed although only its neighbours did."""
 

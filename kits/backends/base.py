@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kits.batches import Batch
+from kits.errors import ResultError
 from kits.layers import Layer
 from kits.pools import KVPool
 from kits.subtest import Model, Speculation
@@ -108,6 +109,16 @@ class Backend(ABC):
         Returns:
             ``(T, q_heads, v_head_dim)`` in q's dtype.
         """
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        """``forward``, held to what it says it returns: a copy into a buffer hides another dtype or a broadcast."""
+        out = self.forward(q, k, v, layer, batch)
+        if out.dtype != q.dtype or out.dim() != 3 or out.shape[1:] != (layer.q_heads, layer.v_head_dim):
+            raise ResultError(
+                f"layer {layer.index} returned {out.dtype} of shape {tuple(out.shape)}, not {q.dtype} of shape "
+                f"(tokens, {layer.q_heads}, {layer.v_head_dim})"
+            )
+        return out
 
     def advance_draft(self, step: int) -> None:
         """Switch to the metadata of draft step ``step`` inside one multi-step graph."""

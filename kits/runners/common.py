@@ -140,7 +140,7 @@ class SubtestRun:
         outputs, inputs = [], {}
         for layer in self.world.layers:
             given = inputs_of(requests, layer.index)
-            outputs.append(self.backend.forward(**given, layer=layer, batch=batch))
+            outputs.append(self.backend.attend(**given, layer=layer, batch=batch))
             for name, values in inputs_of(requests, layer.index).items():
                 inputs[f"{name} of layer {layer.index}"] = given[name], values
         with unobserved():

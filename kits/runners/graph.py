@@ -146,7 +146,7 @@ class GraphRunner:
         self.seen["input_ids"][:tokens] = batch.input_ids
         for layer in self.world.layers:
             q, k, v, out = (self.buffers[f"{name}.{layer.index}"][:tokens] for name in ("q", "k", "v", "out"))
-            out.copy_(self.backend.forward(q, k, v, layer, batch))
+            out.copy_(self.backend.attend(q, k, v, layer, batch))
 
     def load(self, batch: Batch, requests: Sequence[Request]) -> None:
         """Copy the live rows into the static buffers, pad the rest in the runner's style, refresh host mirrors."""

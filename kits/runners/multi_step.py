@@ -55,7 +55,7 @@ def run_steps(
         batch.positions = step_tokens(positions, rows, draft, step)
         for layer in layers:
             q, k, v = (step_tokens(values, rows, draft, step) for values in inputs(layer))
-            yield step, layer, backend.forward(q, k, v, layer, batch)
+            yield step, layer, backend.attend(q, k, v, layer, batch)
     batch.out_cache_loc, batch.positions = slots, positions
 
 

@@ -229,7 +229,7 @@ class SplitRunner:
     def _attention(self, layer: Layer, size: int, captured: CapturedSplit) -> Piece:
         def attend() -> None:
             q, k, v = (captured.graph.ready[f"{name}.{layer.index}"] for name in ("q", "k", "v"))
-            result = self.backend.forward(q, k, v, layer, captured.static)
+            result = self.backend.attend(q, k, v, layer, captured.static)
             captured.graph.hand_back(f"out.{layer.index}", result, size)
 
         return attend

@@ -178,6 +178,13 @@ class BoundsByOwn(FA3Backend):
             self.tensors = whole
 
 
+class ReturnsFloat32(FA3Backend):
+    """Hands on the accumulator's dtype, which the copy into the caller's buffer rounds."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        return super().forward(q, k, v, layer, batch).float()
+
+
 class ScalesQueryInPlace(InGraph):
     """Folds the scale into the caller's q, as if it were its own."""
 

@@ -55,6 +55,12 @@ def test_host_scalar_kept_from_capture() -> None:
         kits.run(breaker("KeepsHostScalar"))
 
 
+@pytest.mark.parametrize("runner", ["eager", "cuda_graph"])
+def test_result_of_another_dtype(runner: str) -> None:
+    with pytest.raises(errors.ResultError, match="float32"):
+        kits.run(breaker("ReturnsFloat32", runner=runner))
+
+
 def test_mode_left_active() -> None:
     with pytest.raises(errors.ModeLeakError, match="Forgotten"):
         kits.run(breaker("LeavesModeActive"))
