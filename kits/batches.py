@@ -20,7 +20,8 @@ class SpecInfo:
 
     ``custom_mask`` is bool, flat: per request ``(draft_tokens, prefix + draft_tokens)`` row-major, requests one after
     the other, as SGLang's verify input has it. ``extend_seq_lens`` (int32 ``(B,)``) and its host list are the
-    accepted-token counts of a draft extend.
+    accepted-token counts of a draft extend: the new tokens of a row, but in DRAFT_EXTEND_V2, where a row has all that
+    was drafted, how many of them count.
     """
 
     kind: str
@@ -70,6 +71,7 @@ class Rows:
     req_pool_indices: list[int]
     seq_lens: list[int]
     extend_seq_lens: list[int]
+    accepted: list[int]
     positions: list[int]
     out_cache_loc: dict[str, torch.Tensor]
     custom_mask: torch.Tensor | None
@@ -94,6 +96,10 @@ def describe_rows(requests: Sequence[Request], convention: str, speculation: Spe
         req_pool_indices=[request.index for request in requests],
         seq_lens=[request.prefix_len if convention == "prefix" else request.total_len for request in requests],
         extend_seq_lens=[request.extend_len for request in requests],
+        accepted=[
+            1 + request.prefix_len % request.extend_len if mode == "DRAFT_EXTEND_V2" else request.extend_len
+            for request in requests
+        ],
         positions=positions,
         out_cache_loc={
             name: torch.cat([request.slots[name][request.prefix_len :] for request in requests]) for name in groups
@@ -126,7 +132,7 @@ def verify_mask(requests: Sequence[Request], speculation: Speculation) -> torch.
 def eager_batch(pool: KVPool, rows: Rows, mode: str, speculation: Speculation | None, *, save_kv: bool = True) -> Batch:
     """A batch of exactly these rows, in tensors of its own."""
     device, rows_count = pool.device, len(rows.seq_lens)
-    short = upload([*rows.seq_lens, *rows.extend_seq_lens, *rows.extend_seq_lens], torch.int32, device)
+    short = upload([*rows.seq_lens, *rows.extend_seq_lens, *rows.accepted], torch.int32, device)
     seq_lens, extend_seq_lens, of_spec = short.view(3, rows_count).unbind()
     tokens = [*rows.req_pool_indices, *rows.positions, *(7 + position for position in rows.positions)]
     req_pool_indices, positions, input_ids = upload(tokens, torch.int64, device).split(
@@ -141,7 +147,7 @@ def eager_batch(pool: KVPool, rows: Rows, mode: str, speculation: Speculation | 
             steps=speculation.steps,
             custom_mask=None if rows.custom_mask is None else send(rows.custom_mask, device),
             extend_seq_lens=of_spec,
-            extend_seq_lens_cpu=list(rows.extend_seq_lens),
+            extend_seq_lens_cpu=list(rows.accepted),
         )
     return Batch(
         mode=mode,

@@ -66,6 +66,8 @@ def _metadata_problems(metadata: dict[str, Any], batch: Batch, live: Sequence[Re
             f"as engines do: {', '.join(sorted(CHECKED))}"
         )
     mirrored = {name: getattr(batch, name) for name in ("seq_lens", "extend_seq_lens")}
+    if batch.extend_seq_lens is not None and batch.spec_info is not None:
+        mirrored["accepted"] = batch.spec_info.extend_seq_lens
     hosts = fetch({**tensors, **{("batch", name): v for name, v in mirrored.items() if v is not None}})
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for name in tensors:
@@ -93,7 +95,8 @@ def check_padding(
 
     Padded rows may name request 0 or a request that exists to pad, their tokens may write to slot 0, the null slot -1
     or the slots of such a request. The live part must be the live requests' own. ``expected`` holds ``seq_lens`` and
-    ``extend_seq_lens`` of all B rows, and ``positions`` and ``input_ids`` of all tokens, as they must be.
+    ``extend_seq_lens`` of all B rows, the counts ``accepted`` that ``spec_info`` states of them, and ``positions`` and
+    ``input_ids`` of all tokens, as they must be.
     """
     with unobserved():
         problems = _padding_problems(batch, live, padded)
@@ -120,13 +123,13 @@ def _padding_problems(batch: Batch, live: Sequence[Request], padded: Sequence[Re
 
 
 def _unexpected(batch: Batch, expected: Mapping[str, Sequence[int]]) -> list[str]:
-    found = {name: getattr(batch, name) for name in expected}
+    found = {name: getattr(batch, name) for name in expected if name != "accepted"}
     if batch.spec_info is not None:
-        found["spec_info.extend_seq_lens"] = batch.spec_info.extend_seq_lens
+        found["accepted"] = batch.spec_info.extend_seq_lens
     hosts = fetch({name: values for name, values in found.items() if values is not None})
     problems = []
     for name, values in hosts.items():
-        held, wanted = values.tolist(), list(expected[name.removeprefix("spec_info.")])
+        held, wanted = values.tolist(), list(expected[name])
         if held != wanted:
             problems.append(f"{name} (B={batch.batch_size}): {held}; the live rows and the padding have {wanted}")
     return problems
@@ -221,10 +224,11 @@ def _host_mirrors(batch: Batch, device: dict[str, list[int]]) -> list[str]:
         problems.append(
             f"extend_seq_lens_cpu (B={size}): {batch.extend_seq_lens_cpu} differs from the device's {extend}"
         )
-    if extend is not None and batch.spec_info is not None and batch.spec_info.extend_seq_lens_cpu != extend:
+    accepted = device.get("accepted")
+    if accepted is not None and batch.spec_info is not None and batch.spec_info.extend_seq_lens_cpu != accepted:
         problems.append(
             f"spec_info.extend_seq_lens_cpu (B={size}): {batch.spec_info.extend_seq_lens_cpu} differs from the "
-            f"device's {extend}"
+            f"device's {accepted}"
         )
     return problems
 

@@ -162,6 +162,7 @@ class GraphSubtest:
         return {
             "seq_lens": rows.seq_lens + ([pad.seq_len] * count if pad else []),
             "extend_seq_lens": rows.extend_seq_lens + ([pad.extend_seq_len] * count if pad else []),
+            "accepted": rows.accepted + ([pad.extend_seq_len] * count if pad else []),
             "positions": rows.positions + rest,
             "input_ids": [7 + position for position in rows.positions] + rest,
         }

@@ -67,6 +67,7 @@ class GraphRunner:
             "req_pool_indices": buffer(max_rows, dtype=torch.int64),
             "seq_lens": buffer(max_rows, dtype=torch.int32),
             "extend_seq_lens": buffer(max_rows, dtype=torch.int32),
+            "accepted": buffer(max_rows, dtype=torch.int32),
             "positions": buffer(tokens, dtype=torch.int64),
             "input_ids": buffer(tokens, dtype=torch.int64),
         }
@@ -121,7 +122,7 @@ class GraphRunner:
                 draft_tokens=self.speculation.draft_tokens,
                 steps=self.speculation.steps,
                 custom_mask=buffers.get("custom_mask"),
-                extend_seq_lens=buffers["extend_seq_lens"][:size],
+                extend_seq_lens=buffers["accepted"][:size],
             )
         return Batch(
             mode=self.mode,
@@ -167,6 +168,7 @@ class GraphRunner:
             "req_pool_indices": rows.req_pool_indices,
             "seq_lens": rows.seq_lens,
             "extend_seq_lens": rows.extend_seq_lens,
+            "accepted": rows.accepted,
             "positions": rows.positions,
             "input_ids": input_ids(rows.positions),
         }
@@ -190,6 +192,7 @@ class GraphRunner:
             buffers["req_pool_indices"][rows : batch.batch_size] = pad.req_pool_index
             buffers["seq_lens"][rows : batch.batch_size] = pad.seq_len
             buffers["extend_seq_lens"][rows : batch.batch_size] = pad.extend_seq_len
+            buffers["accepted"][rows : batch.batch_size] = pad.extend_seq_len
             slot = pad.slot
         buffers["positions"][tokens:end] = 0
         buffers["input_ids"][tokens:end] = 0
@@ -197,14 +200,14 @@ class GraphRunner:
             buffers[f"out_cache_loc.{name}"][tokens:end] = slot
 
     def _refresh_host_mirrors(self, batch: Batch) -> None:
-        extend_seq_lens = self.buffers["extend_seq_lens"][: batch.batch_size]
-        seq_lens, extend = torch.stack([batch.seq_lens, extend_seq_lens]).cpu()
+        own, accepted = (self.buffers[name][: batch.batch_size] for name in ("extend_seq_lens", "accepted"))
+        seq_lens, extend, counts = torch.stack([batch.seq_lens, own, accepted]).cpu()
         batch.seq_lens_cpu.copy_(seq_lens)
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         if batch.extend_seq_lens is not None:
             batch.extend_seq_lens_cpu = extend.tolist()
         if batch.spec_info is not None:
-            batch.spec_info.extend_seq_lens_cpu = extend.tolist()
+            batch.spec_info.extend_seq_lens_cpu = counts.tolist()
 
     def _load_values(self, batch: Batch, requests: Sequence[Request]) -> None:
         """q, k and v of the live rows; NaN in those of padded rows and in what the graph must write."""
@@ -284,6 +287,7 @@ def _joined(first: Rows, second: Rows) -> Rows:
         req_pool_indices=first.req_pool_indices + second.req_pool_indices,
         seq_lens=first.seq_lens + second.seq_lens,
         extend_seq_lens=first.extend_seq_lens + second.extend_seq_lens,
+        accepted=first.accepted + second.accepted,
         positions=first.positions + second.positions,
         out_cache_loc={
             name: torch.cat([slots, second.out_cache_loc[name]]) for name, slots in first.out_cache_loc.items()

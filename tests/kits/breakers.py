@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kits.backends.flash_attention import FA3Backend
+from kits.backends.paging import indptr
 from kits.backends.persistent import PersistentBuffers
 from kits.backends.triton import TritonBackend
 from kits.batches import Batch
@@ -176,6 +177,16 @@ class BoundsByOwn(FA3Backend):
             return super().forward(q, k, v, layer, batch)
         finally:
             self.tensors = whole
+
+
+class OffsetsOfAccepted(TritonBackend):
+    """Lays queries out by how many tokens of a row were accepted, where all drafted ones lie."""
+
+    def values(self, batch: Batch) -> dict[str, torch.Tensor]:
+        values = super().values(batch)
+        if batch.spec_info is not None and batch.spec_info.extend_seq_lens is not None and "qo_indptr" in values:
+            values["qo_indptr"] = indptr(batch.spec_info.extend_seq_lens)
+        return values
 
 
 class ReturnsFloat32(FA3Backend):

@@ -15,7 +15,7 @@ from kits.runners import multi_step, split_op
 from kits.runners.graph import CapturedGraph, GraphRunner
 from kits.world import Request
 from tests.kits.generated import planned
-from tests.kits.subtests import make
+from tests.kits.subtests import CHAIN, make
 
 
 def breaker(name: str, **keywords: object) -> kits.Subtest:
@@ -59,6 +59,15 @@ def test_host_scalar_kept_from_capture() -> None:
 def test_result_of_another_dtype(runner: str) -> None:
     with pytest.raises(errors.ResultError, match="float32"):
         kits.run(breaker("ReturnsFloat32", runner=runner))
+
+
+@pytest.mark.parametrize("runner", ["eager", "cuda_graph"])
+def test_accepted_counts_taken_for_new_tokens(runner: str) -> None:
+    """In DRAFT_EXTEND_V2 a row has all that was drafted, whatever was accepted of it."""
+    shape = {"runner": runner, "mode": "DRAFT_EXTEND_V2", "prefix": (4, 7), "dtype": "float16", "speculation": CHAIN}
+    kits.run(make("kits.backends.triton:TritonBackend", **shape))  # type: ignore[arg-type]
+    with pytest.raises(errors.MetadataError, match="qo_indptr"):
+        kits.run(breaker("OffsetsOfAccepted", **shape))
 
 
 def test_mode_left_active() -> None:
