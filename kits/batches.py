@@ -81,11 +81,10 @@ def describe_rows(requests: Sequence[Request], convention: str, speculation: Spe
     """Rows of ``requests``; ``convention`` is ``prefix`` or ``total`` and says what ``seq_lens`` counts."""
     positions: list[int] = []
     tree = mode == "TARGET_VERIFY" and speculation is not None
-    depths = (tree_rows(speculation).sum(dim=1) - 1).tolist() if tree and speculation else []
     drafts = mode == "DECODE" and speculation is not None
     for request in requests:
         if tree:
-            positions += [request.prefix_len + depth for depth in depths]
+            positions += [request.prefix_len + depth for depth in (tree_rows(request.parents).sum(dim=1) - 1).tolist()]
         elif drafts and speculation:
             advance = range(speculation.steps) if speculation.caches_drafts else [-1] * speculation.steps
             positions += [request.prefix_len + by for _ in range(speculation.topk) for by in advance]
@@ -104,29 +103,28 @@ def describe_rows(requests: Sequence[Request], convention: str, speculation: Spe
         out_cache_loc={
             name: torch.cat([request.slots[name][request.prefix_len :] for request in requests]) for name in groups
         },
-        custom_mask=verify_mask(requests, speculation) if mode == "TARGET_VERIFY" and speculation else None,
+        custom_mask=verify_mask(requests) if tree else None,
     )
 
 
-def tree_rows(speculation: Speculation) -> torch.Tensor:
+def tree_rows(parents: Sequence[int]) -> torch.Tensor:
     """Bool ``(draft, draft)``: which draft tokens each draft token sees, filled from the parents row by row."""
-    rows = torch.zeros(speculation.draft_tokens, speculation.draft_tokens, dtype=torch.bool)
-    for token, parent in enumerate(speculation.parents):
+    rows = torch.zeros(len(parents), len(parents), dtype=torch.bool)
+    for token, parent in enumerate(parents):
         if parent >= 0:
             rows[token] = rows[parent]
         rows[token, token] = True
     return rows
 
 
-def verify_mask(requests: Sequence[Request], speculation: Speculation) -> torch.Tensor:
+def verify_mask(requests: Sequence[Request]) -> torch.Tensor:
     """The flat custom mask of a verify batch: the producer's side of the contract, not the reference's."""
-    tree = tree_rows(speculation)
-    return torch.cat(
-        [
-            torch.cat([torch.ones(len(tree), request.prefix_len, dtype=torch.bool), tree], dim=1).flatten()
-            for request in requests
-        ]
-    )
+    rows = []
+    for request in requests:
+        tree = tree_rows(request.parents)
+        prefix = torch.ones(len(tree), request.prefix_len, dtype=torch.bool)
+        rows.append(torch.cat([prefix, tree], dim=1).flatten())
+    return torch.cat(rows)
 
 
 def eager_batch(pool: KVPool, rows: Rows, mode: str, speculation: Speculation | None, *, save_kv: bool = True) -> Batch:

@@ -6,6 +6,7 @@ own copies and never the pool.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from kits.layers import DTYPES, Layer, build_layers
 from kits.layouts import assign_slots
 from kits.pools import TAIL_VALUE, KVPool
 from kits.record import phase
-from kits.subtest import Model, Subtest
+from kits.subtest import Model, Speculation, Subtest
 from kits.transfer import fetch, send, upload
 
 HOST = torch.device("cpu")
@@ -49,6 +50,8 @@ class Request:
     k: list[torch.Tensor] = field(repr=False)
     v: list[torch.Tensor] = field(repr=False)
     on_host: list[Values] = field(repr=False)
+    parents: tuple[int, ...] = ()
+    """The verify tree of its draft, where it has one."""
 
     @property
     def total_len(self) -> int:
@@ -97,6 +100,8 @@ class World:
             device=device,
         )
         self._free_pages = {name: list(range(1, pages)) for name in self.pool.groups}
+        self._trees = draft_trees(subtest.case.speculation)
+        self._tree_rng = random.Random(subtest.seed)
         self._free_rows = list(range(1, requests))
         self.rng.shuffle(self._free_rows)
         self.bystander = self._add_bystander()
@@ -171,8 +176,15 @@ class World:
                 )
                 for row, (prefix, extend) in enumerate(lens)
             ]
+            self._draft(requests)
             self._store_history(requests)
         return requests
+
+    def _draft(self, requests: Sequence[Request]) -> None:
+        """A verify tree for each: a draft model's differ from row to row, and from one batch to the next."""
+        first = self._tree_rng.randrange(len(self._trees))
+        for row, request in enumerate(requests):
+            request.parents = self._trees[(first + row) % len(self._trees)]
 
     def _fill_table(self, group: str, rows: Sequence[int], slots: Sequence[list[int]]) -> list[torch.Tensor]:
         """Write the slots of the requests of these rows into the request table; returns them on the device."""
@@ -265,6 +277,7 @@ class World:
         as many new ones follow. Where ``cached``, the forward has written it; else the target model would have.
         What the other new tokens left in the cache stays there."""
         with unobserved():
+            self._draft(requests)
             for request in requests:
                 total = request.total_len + 1
                 if total > self.max_len:
@@ -324,6 +337,16 @@ class World:
                 group.req_to_token.index_fill_(0, rows, group.stray_slot)
                 self._free_pages[name].extend(pages)
             self._free_rows.extend(request.index for request in requests)
+
+
+def draft_trees(speculation: Speculation | None, most: int = 4) -> list[tuple[int, ...]]:
+    """The verify trees that requests draft: the stated one, and where that branches, others of as many tokens."""
+    stated = speculation.parents if speculation is not None else ()
+    if stated == tuple(range(-1, len(stated) - 1)):
+        return [stated]
+    shapes = itertools.product(*(range(token) for token in range(2, len(stated))))
+    others = [tree for tree in ((*stated[:2], *shape) for shape in shapes) if tree != stated]
+    return [stated, *random.Random(len(stated)).sample(others, min(most - 1, len(others)))]
 
 
 def grouped(values: Sequence[Any], count: int) -> list[Sequence[Any]]:

@@ -97,7 +97,7 @@ class SubtestRun:
         for request in requests:
             prefix, window = request.prefix_len, layer.window
             if mode == "TARGET_VERIFY" and speculation is not None:
-                allowed = reference.tree_mask(prefix, speculation.parents, window)
+                allowed = reference.tree_mask(prefix, request.parents, window)
             elif mode == "DECODE" and speculation is not None:
                 allowed = reference.draft_mask(
                     prefix, speculation.topk, speculation.steps, speculation.caches_drafts, window
@@ -124,7 +124,7 @@ class SubtestRun:
                     request.prefix_len, speculation.topk, speculation.steps, speculation.caches_drafts
                 )
             else:
-                tree = speculation.parents if mode == "TARGET_VERIFY" and speculation is not None else ()
+                tree = request.parents if mode == "TARGET_VERIFY" and speculation is not None else ()
                 found += reference.positions(request.prefix_len, request.extend_len, tree)
         return found
 

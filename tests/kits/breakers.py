@@ -179,6 +179,26 @@ class BoundsByOwn(FA3Backend):
             self.tensors = whole
 
 
+class KeepsFirstTree(FA3Backend):
+    """Refreshes the pages of a tree before a replay, and not how many of its keys each token sees."""
+
+    def prepare_replay(self, batch: Batch) -> None:
+        lens = self.persistent.buffers["tree.cache_seqlens_int32"]
+        before = lens.clone()
+        super().prepare_replay(batch)
+        lens.copy_(before)
+
+
+class OneTreeForAll(FA3Backend):
+    """Takes every row's tree for the first row's."""
+
+    def prepare(self, batch: Batch) -> None:
+        super().prepare(batch)
+        if "tree.cache_seqlens_int32" in self.tensors:
+            lens = self.tensors["tree.cache_seqlens_int32"].view(batch.batch_size, -1)
+            lens[1:] = lens[:1]
+
+
 class OffsetsOfAccepted(TritonBackend):
     """Lays queries out by how many tokens of a row were accepted, where all drafted ones lie."""
 

@@ -15,7 +15,7 @@ from kits.runners import multi_step, split_op
 from kits.runners.graph import CapturedGraph, GraphRunner
 from kits.world import Request
 from tests.kits.generated import planned
-from tests.kits.subtests import CHAIN, make
+from tests.kits.subtests import CHAIN, TREE, make
 
 
 def breaker(name: str, **keywords: object) -> kits.Subtest:
@@ -59,6 +59,15 @@ def test_host_scalar_kept_from_capture() -> None:
 def test_result_of_another_dtype(runner: str) -> None:
     with pytest.raises(errors.ResultError, match="float32"):
         kits.run(breaker("ReturnsFloat32", runner=runner))
+
+
+@pytest.mark.parametrize(("name", "runner"), [("OneTreeForAll", "eager"), ("KeepsFirstTree", "cuda_graph")])
+def test_tree_of_another_row(name: str, runner: str) -> None:
+    """Rows draft trees of other shapes, and the same row another one in the next batch."""
+    shape = {"runner": runner, "mode": "TARGET_VERIFY", "prefix": (14, 7), "seq_lens": "prefix", "speculation": TREE}
+    kits.run(make("kits.backends.flash_attention:FA3Backend", **shape))  # type: ignore[arg-type]
+    with pytest.raises(errors.MismatchError):
+        kits.run(breaker(name, **shape))
 
 
 @pytest.mark.parametrize("runner", ["eager", "cuda_graph"])
