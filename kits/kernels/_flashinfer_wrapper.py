@@ -17,6 +17,30 @@ Cache: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 handles = itertools.count(1)
 
 
+class Planned:
+    """Holds ``run`` to the heads and dims of ``plan``, before and after a capture.
+
+    The library takes a query of other heads without a word, and computes the part of it that the plan covers.
+    """
+
+    def __init__(self, kernel: str) -> None:
+        self.kernel = kernel
+        self.plan: tuple[int, ...] | None = None
+        self.ran: tuple[int, ...] | None = None
+
+    def planned(self, *heads: int) -> None:
+        self.plan = heads
+        self._agree()
+
+    def runs(self, *heads: int) -> None:
+        self.ran = heads
+        self._agree()
+
+    def _agree(self) -> None:
+        if self.plan is not None and self.ran is not None and self.plan != self.ran:
+            raise KernelFault(self.kernel, "plan", f"is for heads and dims {self.plan}; run has {self.ran}")
+
+
 class PagedWrapper:
     """Base of the decode and the prefill wrapper."""
 
@@ -39,6 +63,7 @@ class PagedWrapper:
         self.custom_mask: torch.Tensor | None = None
         self.mask_indptr: torch.Tensor | None = None
         self.handle = next(handles)
+        self._heads = Planned(self.kernel)
 
     def _require_buffers(self, **buffers: torch.Tensor | None) -> None:
         for name, buffer in buffers.items():
@@ -130,6 +155,7 @@ class PagedWrapper:
             k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
         if k_cache.shape[1] != self._page_size:
             raise ValueError(f"{self.kernel}: planned for pages of {self._page_size}, not {k_cache.shape[1]}")
+        self._heads.runs(q.shape[1], k_cache.shape[2], q.shape[2])
         scale = 1.0 / math.sqrt(q.shape[-1]) if self._sm_scale is None else self._sm_scale
         run_paged(
             q,

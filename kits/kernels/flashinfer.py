@@ -16,6 +16,8 @@ Common to both:
   query's own is ``W - 1``. ``logits_soft_cap``: 0 or None for none.
 * ``lse`` is (tokens, Hq) float32 in **base 2**; -5e4 stands for minus infinity.
 * ``k_scale`` multiplies the scores, ``v_scale`` the output; both are host numbers, fixed by a capture.
+* ``run`` computes what ``plan`` was told of heads and dims, and the library does not compare: a ``KernelFault``, on any
+  device, for a query or a cache of others.
 * A ``KernelFault`` (emulation) names offsets that decrease or leave their buffer, page ids outside the cache, a
   ``last_page_len`` outside its page, masks that end too early, and fewer indices than the offsets announce.
 """
@@ -95,6 +97,7 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         ``indptr`` (B + 1,), ``indices`` (>= indptr[-1],), ``last_page_len`` (B,) int32, on host or device.
         """
         rows = len(last_page_len)
+        self._heads.planned(num_qo_heads, num_kv_heads, head_dim)
         self._set_options(page_size, window_left, logits_soft_cap, sm_scale, q_data_type, kv_data_type, causal=False)
         if self.device.type == "cuda":
             self._native.plan(
@@ -207,6 +210,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         ``causal``, and the window cuts further. It is packed here, each request from a byte of its own.
         """
         rows = len(qo_indptr) - 1
+        self._heads.planned(num_qo_heads, num_kv_heads, head_dim_qk)
         self._set_options(page_size, window_left, logits_soft_cap, sm_scale, q_data_type, kv_data_type, causal)
         q_starts = _ops.offsets(self.kernel, "plan(qo_indptr)", qo_indptr, rows)
         self._planned_tokens = q_starts[rows]

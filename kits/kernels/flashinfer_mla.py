@@ -16,7 +16,7 @@ from kits.kernels import _flashinfer_schedule as schedule
 from kits.kernels import _ops, provenance
 from kits.kernels._attend import attend, causal_window, merge_parts
 from kits.kernels._flashinfer_paged import EMPTY_LSE, LOG2_E, native_wrappers
-from kits.kernels._flashinfer_wrapper import handles
+from kits.kernels._flashinfer_wrapper import Planned, handles
 
 KERNEL = "BatchMLAPagedAttentionWrapper"
 _WIDTH = 8  # values of a schedule entry, see `_entries`
@@ -42,6 +42,7 @@ class BatchMLAPagedAttentionWrapper:
         self.qo_indptr, self.kv_indptr = qo_indptr, kv_indptr
         self.kv_indices, self.kv_len_arr = kv_indices, kv_len_arr
         self.handle = next(handles)
+        self._heads = Planned(KERNEL)
         if self.device.type == "cuda":
             from kits.kernels import _flashinfer_native
 
@@ -74,6 +75,7 @@ class BatchMLAPagedAttentionWrapper:
 
         ``KernelFault`` (emulation): offsets that decrease, a negative length, more keys than a request has pages for.
         """
+        self._heads.planned(num_heads, head_dim_ckv, head_dim_kpe)
         self._page_size, self._causal, self._sm_scale = page_size, causal, sm_scale
         self._dtypes = (q_data_type, kv_data_type)
         if self.device.type == "cuda":
@@ -122,6 +124,7 @@ class BatchMLAPagedAttentionWrapper:
             raise ValueError(f"{KERNEL}: planned for {self._dtypes}, run with {(q_nope.dtype, ckv_cache.dtype)}")
         if ckv_cache.shape[1] != self._page_size:
             raise ValueError(f"{KERNEL}: planned for pages of {self._page_size}, not {ckv_cache.shape[1]}")
+        self._heads.runs(q_nope.shape[1], q_nope.shape[2], q_pe.shape[2])
         if out is None:
             out = torch.empty_like(q_nope)
         if return_lse and lse is None:

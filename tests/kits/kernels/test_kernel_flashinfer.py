@@ -356,3 +356,19 @@ def test_run_refuses_what_was_not_planned():
     plan_prefill(prefill, cache, [2, 2])
     with pytest.raises(ValueError, match="q has 5 tokens, qo_indptr ends at 4"):
         prefill.run(cache.randn(5, HEADS, DIM), (cache.k, cache.v))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_plan_for_other_heads_is_a_fault(graph):
+    """The library runs it, and computes what the plan covers (sgl-project/sglang#32625)."""
+    cache = make([5, 9])
+    q = cache.randn(2, HEADS, DIM)
+    wrapper = graph_decode(2) if graph else Decode(WORKSPACE)
+    plan_decode(wrapper, cache)
+    with pytest.raises(KernelFault, match=r"plan: is for heads and dims \(4, 2, 16\); run has \(8, 2, 16\)"):
+        wrapper.run(torch.cat([q, q], dim=1), (cache.k, cache.v))
+    wrapper = graph_decode(2) if graph else Decode(WORKSPACE)
+    plan_decode(wrapper, cache)
+    wrapper.run(q, (cache.k, cache.v))
+    with pytest.raises(KernelFault, match="plan: is for heads"):  # a graph would go on with this plan
+        wrapper.plan(*pages_of(cache), KV_HEADS, KV_HEADS, DIM, cache.page_size, q_data_type=torch.float32)
