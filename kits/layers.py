@@ -38,6 +38,11 @@ class Layer:
     """The same sinks on the host, for the reference."""
 
 
+def _of_layer(scale: float, index: int) -> float:
+    """A checkpoint calibrates its scales layer by layer; 1 stands for a cache without."""
+    return scale if scale == 1.0 else scale * 2.0**index
+
+
 def build_layers(model: Model, device: torch.device, generator: torch.Generator) -> tuple[Layer, ...]:
     """The layers of ``model``, with sinks drawn from ``generator`` (float32, ``(q_heads,)``) where it has them."""
     layers = []
@@ -61,8 +66,8 @@ def build_layers(model: Model, device: torch.device, generator: torch.Generator)
                 softcap=model.softcap,
                 sinks=None if sinks is None else send(sinks, device),
                 host_sinks=sinks,
-                k_scale=model.k_scale,
-                v_scale=model.v_scale,
+                k_scale=_of_layer(model.k_scale, index),
+                v_scale=_of_layer(model.v_scale, index),
                 mla=model.method == "mla",
             )
         )

@@ -199,6 +199,19 @@ class OneTreeForAll(FA3Backend):
             lens[1:] = lens[:1]
 
 
+class ScalesOfFirstLayer(TritonBackend):
+    """Reads every layer's cache by the scales of the first."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        self.pool.write(layer, batch.out_cache_loc[layer.group], k, v)
+        batch.save_kv, first = False, self.geometry.layers[0]
+        try:
+            scales = {"k_scale": first.k_scale, "v_scale": first.v_scale}
+            return super().forward(q, k, v, replace(layer, **scales), batch)
+        finally:
+            batch.save_kv = True
+
+
 class OffsetsOfAccepted(TritonBackend):
     """Lays queries out by how many tokens of a row were accepted, where all drafted ones lie."""
 
