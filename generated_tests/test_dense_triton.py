@@ -13,17 +13,19 @@ from kits import Case, Model, Speculation, Subtest, Tolerance, run
 ADAPTER = "kits.backends.triton:TritonBackend"
 TOLERANCE = Tolerance(atol=0.002, rtol=0.002)
 MODEL = Model(method="dense", q_heads=4, kv_heads=4, head_dim=64, v_head_dim=64, scale=0.2, dtype="float16")
-MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1)
+MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, softcap=2.0, sinks=True, k_scale=0.375, v_scale=2.1)
 MODEL_Q8_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(
-    MODEL, q_heads=8, kv_heads=2, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1
+    MODEL, q_heads=8, kv_heads=2, softcap=2.0, sinks=True, k_scale=0.375, v_scale=2.1
 )
-MODEL_KV1_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(MODEL, kv_heads=1, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1)
+MODEL_KV1_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(
+    MODEL, kv_heads=1, softcap=2.0, sinks=True, k_scale=0.375, v_scale=2.1
+)
 MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(
-    MODEL, q_heads=10, kv_heads=2, softcap=2.0, sinks=True, k_scale=0.37, v_scale=2.1
+    MODEL, q_heads=10, kv_heads=2, softcap=2.0, sinks=True, k_scale=0.375, v_scale=2.1
 )
 MODEL_Q10_KV2 = replace(MODEL, q_heads=10, kv_heads=2)
-MODEL_K_SCALE_V_SCALE_HIDDEN256 = replace(MODEL, k_scale=0.37, v_scale=2.1, hidden=256)
-MODEL_SINKS_K_SCALE_V_SCALE = replace(MODEL, sinks=True, k_scale=0.37, v_scale=2.1)
+MODEL_K_SCALE_V_SCALE_HIDDEN256 = replace(MODEL, k_scale=0.375, v_scale=2.1, hidden=256)
+MODEL_SINKS_K_SCALE_V_SCALE = replace(MODEL, sinks=True, k_scale=0.375, v_scale=2.1)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)

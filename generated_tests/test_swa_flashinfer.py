@@ -24,8 +24,8 @@ MODEL = Model(
     layers=("window", "full"),
     window=8,
 )
-MODEL_SOFTCAP_K_SCALE_V_SCALE = replace(MODEL, softcap=2.0, k_scale=0.37, v_scale=2.1)
-MODEL_Q10_SOFTCAP_K_SCALE_V_SCALE = replace(MODEL, q_heads=10, softcap=2.0, k_scale=0.37, v_scale=2.1)
+MODEL_SOFTCAP_K_SCALE_V_SCALE = replace(MODEL, softcap=2.0, k_scale=0.375, v_scale=2.1)
+MODEL_Q10_SOFTCAP_K_SCALE_V_SCALE = replace(MODEL, q_heads=10, softcap=2.0, k_scale=0.375, v_scale=2.1)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)

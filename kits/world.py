@@ -25,6 +25,12 @@ from kits.transfer import fetch, send, upload
 
 HOST = torch.device("cpu")
 
+SHARED_KEY = 3.0
+"""What the last channel of every key holds."""
+
+SHARED_SCORE = 200.0
+"""The size of the score that it gives to the first and to the last head."""
+
 
 Values = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """q, k and v."""
@@ -219,7 +225,7 @@ class World:
                 ]
             )
         ]
-        on_host, on_device = self._randn(shapes)
+        on_host, on_device = self._randn(shapes, shared_scores=linear is None)
         if linear is not None:
             on_device = [
                 projected
@@ -242,14 +248,33 @@ class World:
             for of_request in grouped(grouped(flat, 3), len(self.layers))
         ]
 
-    def _randn(self, shapes: Sequence[tuple[int, ...]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _randn(
+        self, shapes: Sequence[tuple[int, ...]], *, shared_scores: bool
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Drawn one by one on the host, in the model's dtype; there, and on the device."""
-        flat = torch.cat([torch.randn(shape, generator=self.generator).view(-1) for shape in shapes]).to(self.dtype)
+        drawn = [torch.randn(shape, generator=self.generator) for shape in shapes]
+        if shared_scores:
+            for q, k, _ in grouped(drawn, 3):
+                self._share_scores(q, k)
+        flat = torch.cat([values.view(-1) for values in drawn]).to(self.dtype)
         host, device = (
             [part.view(shape) for part, shape in zip(x.split(list(map(math.prod, shapes))), shapes, strict=True)]
             for x in (flat, send(flat, self.device))
         )
         return host, device
+
+    def _share_scores(self, q: torch.Tensor, k: torch.Tensor) -> None:
+        """Give all keys of the first head a large score in common, and all of the last head a large negative one.
+
+        A channel of the keys that is the same everywhere, as models have them, moves no weight between keys; but scores
+        of this size overflow an exponential from which nobody took the maximum, and lie below a finite stand-in for
+        minus infinity. The channel's value is exact in any dtype, after division by the model's scales too.
+        """
+        k[..., -1] = SHARED_KEY
+        reach = SHARED_SCORE / (self.model.scale * SHARED_KEY)
+        q[:, 0, -1] = reach
+        if q.shape[1] > 1:
+            q[:, -1, -1] = -reach
 
     def _store_history(self, requests: Sequence[Request]) -> None:
         for name in self.pool.groups:

@@ -56,7 +56,7 @@ def test_kv_integrity_alone_sees_a_foreign_write(monkeypatch: pytest.MonkeyPatch
     kits.run(subtest)
 
 
-@pytest.mark.parametrize("scales", [{}, {"k_scale": 0.37, "v_scale": 2.1}], ids=["unscaled", "scaled"])
+@pytest.mark.parametrize("scales", [{}, {"k_scale": 0.375, "v_scale": 2.1}], ids=["unscaled", "scaled"])
 def test_kv_integrity_asks_for_the_bits_that_were_written(scales: dict[str, float], monkeypatch: Any) -> None:
     subtest = make("tests.kits.breakers:RoundsWhatItStores", dtype="float16", **scales)
     monkeypatch.setattr(common.SubtestRun, "compare", lambda *_: None)
