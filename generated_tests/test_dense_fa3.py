@@ -20,7 +20,6 @@ MODEL_KV1_SOFTCAP_SINKS = replace(MODEL, kv_heads=1, softcap=2.0, sinks=True)
 MODEL_Q10_KV2_SOFTCAP_SINKS = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0, sinks=True)
 MODEL_Q10_KV2 = replace(MODEL, q_heads=10, kv_heads=2)
 MODEL_HIDDEN256 = replace(MODEL, hidden=256)
-MODEL_SINKS = replace(MODEL, sinks=True)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -78,6 +77,14 @@ ACCEPTED_MTP_FROZEN_KV_MTP = Case(
     extend_lens=(1, 2),
     page_size=16,
     speculation=Speculation(kind="frozen_kv_mtp", draft_tokens=2, steps=2, parents=(-1, 0)),
+)
+ACCEPTED_V2_GQA_EAGLE_CHAIN = Case(
+    name="accepted_v2_gqa_eagle_chain",
+    mode="DRAFT_EXTEND_V2",
+    prefix_lens=(4, 7),
+    extend_lens=(3, 3),
+    page_size=16,
+    speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
 ACCEPTED_V2_EAGLE_CHAIN = Case(
     name="accepted_v2_eagle_chain",
@@ -469,14 +476,18 @@ def test_draft_extend_cg(subtest: Subtest) -> None:
     run(subtest)
 
 
-draft_extend_v2 = partial(
-    Subtest, adapter=ADAPTER, model=MODEL_HIDDEN256, runner="eager", tolerance=TOLERANCE, native=NATIVE
-)
+draft_extend_v2 = partial(Subtest, adapter=ADAPTER, runner="eager", tolerance=TOLERANCE, native=NATIVE)
 
 DRAFT_EXTEND_V2 = [
-    draft_extend_v2(id="dense.fa3.draft_extend_v2.eagle_chain.total", case=ACCEPTED_V2_EAGLE_CHAIN, seq_lens="total"),
+    draft_extend_v2(
+        id="dense.fa3.draft_extend_v2.eagle_chain.total",
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        case=ACCEPTED_V2_GQA_EAGLE_CHAIN,
+        seq_lens="total",
+    ),
     draft_extend_v2(
         id="dense.fa3.draft_extend_v2.eagle_chain.prefix",
+        model=MODEL_HIDDEN256,
         case=ACCEPTED_V2_EAGLE_CHAIN,
         seq_lens="prefix",
         known_failure=FA_DE_V2_PREFIX,
@@ -489,53 +500,58 @@ def test_draft_extend_v2(subtest: Subtest) -> None:
     run(subtest)
 
 
-draft_extend_v2_fa_cg = partial(
-    Subtest, adapter=ADAPTER, model=MODEL_HIDDEN256, runner="cuda_graph", tolerance=TOLERANCE, native=NATIVE
-)
+draft_extend_v2_fa_cg = partial(Subtest, adapter=ADAPTER, runner="cuda_graph", tolerance=TOLERANCE, native=NATIVE)
 
 DRAFT_EXTEND_V2_FA_CG = [
     draft_extend_v2_fa_cg(
         id="dense.fa3.draft_extend_v2_fa_cg.eagle_chain.total.small_real.x1",
-        case=ACCEPTED_V2_EAGLE_CHAIN,
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        case=ACCEPTED_V2_GQA_EAGLE_CHAIN,
         seq_lens="total",
         pad_style="small_real",
     ),
     draft_extend_v2_fa_cg(
         id="dense.fa3.draft_extend_v2_fa_cg.eagle_chain.total.small_real.x2",
-        case=ACCEPTED_V2_EAGLE_CHAIN,
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        case=ACCEPTED_V2_GQA_EAGLE_CHAIN,
         seq_lens="total",
         pad_style="small_real",
         multiplier=2,
     ),
     draft_extend_v2_fa_cg(
         id="dense.fa3.draft_extend_v2_fa_cg.eagle_chain.total.small_real.x4",
-        case=ACCEPTED_V2_EAGLE_CHAIN,
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        case=ACCEPTED_V2_GQA_EAGLE_CHAIN,
         seq_lens="total",
         pad_style="small_real",
         multiplier=4,
     ),
     draft_extend_v2_fa_cg(
         id="dense.fa3.draft_extend_v2_fa_cg.eagle_chain.total.prod_fill.x1",
-        case=ACCEPTED_V2_EAGLE_CHAIN,
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        case=ACCEPTED_V2_GQA_EAGLE_CHAIN,
         seq_lens="total",
         pad_style="prod_fill",
     ),
     draft_extend_v2_fa_cg(
         id="dense.fa3.draft_extend_v2_fa_cg.eagle_chain.total.prod_fill.x2",
-        case=ACCEPTED_V2_EAGLE_CHAIN,
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        case=ACCEPTED_V2_GQA_EAGLE_CHAIN,
         seq_lens="total",
         pad_style="prod_fill",
         multiplier=2,
     ),
     draft_extend_v2_fa_cg(
         id="dense.fa3.draft_extend_v2_fa_cg.eagle_chain.total.prod_fill.x4",
-        case=ACCEPTED_V2_EAGLE_CHAIN,
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS,
+        case=ACCEPTED_V2_GQA_EAGLE_CHAIN,
         seq_lens="total",
         pad_style="prod_fill",
         multiplier=4,
     ),
     draft_extend_v2_fa_cg(
         id="dense.fa3.draft_extend_v2_fa_cg.eagle_chain.prefix.small_real.x1",
+        model=MODEL_HIDDEN256,
         case=ACCEPTED_V2_EAGLE_CHAIN,
         seq_lens="prefix",
         pad_style="small_real",
@@ -543,6 +559,7 @@ DRAFT_EXTEND_V2_FA_CG = [
     ),
     draft_extend_v2_fa_cg(
         id="dense.fa3.draft_extend_v2_fa_cg.eagle_chain.prefix.small_real.x2",
+        model=MODEL_HIDDEN256,
         case=ACCEPTED_V2_EAGLE_CHAIN,
         seq_lens="prefix",
         pad_style="small_real",
@@ -551,6 +568,7 @@ DRAFT_EXTEND_V2_FA_CG = [
     ),
     draft_extend_v2_fa_cg(
         id="dense.fa3.draft_extend_v2_fa_cg.eagle_chain.prefix.small_real.x4",
+        model=MODEL_HIDDEN256,
         case=ACCEPTED_V2_EAGLE_CHAIN,
         seq_lens="prefix",
         pad_style="small_real",
@@ -559,6 +577,7 @@ DRAFT_EXTEND_V2_FA_CG = [
     ),
     draft_extend_v2_fa_cg(
         id="dense.fa3.draft_extend_v2_fa_cg.eagle_chain.prefix.prod_fill.x1",
+        model=MODEL_HIDDEN256,
         case=ACCEPTED_V2_EAGLE_CHAIN,
         seq_lens="prefix",
         pad_style="prod_fill",
@@ -566,6 +585,7 @@ DRAFT_EXTEND_V2_FA_CG = [
     ),
     draft_extend_v2_fa_cg(
         id="dense.fa3.draft_extend_v2_fa_cg.eagle_chain.prefix.prod_fill.x2",
+        model=MODEL_HIDDEN256,
         case=ACCEPTED_V2_EAGLE_CHAIN,
         seq_lens="prefix",
         pad_style="prod_fill",
@@ -574,6 +594,7 @@ DRAFT_EXTEND_V2_FA_CG = [
     ),
     draft_extend_v2_fa_cg(
         id="dense.fa3.draft_extend_v2_fa_cg.eagle_chain.prefix.prod_fill.x4",
+        model=MODEL_HIDDEN256,
         case=ACCEPTED_V2_EAGLE_CHAIN,
         seq_lens="prefix",
         pad_style="prod_fill",
@@ -591,7 +612,7 @@ def test_draft_extend_v2_fa_cg(subtest: Subtest) -> None:
 eagle_draft_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_SINKS,
+    model=MODEL_SOFTCAP_SINKS,
     runner="cuda_graph_multi_step",
     seq_lens="prefix",
     tolerance=TOLERANCE,

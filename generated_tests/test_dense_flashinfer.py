@@ -19,7 +19,6 @@ MODEL_Q8_KV2_SOFTCAP_K_SCALE_V_SCALE = replace(MODEL, q_heads=8, kv_heads=2, sof
 MODEL_KV1_SOFTCAP_K_SCALE_V_SCALE = replace(MODEL, kv_heads=1, softcap=2.0, k_scale=0.375, v_scale=2.1)
 MODEL_Q10_KV2_SOFTCAP_K_SCALE_V_SCALE = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0, k_scale=0.375, v_scale=2.1)
 MODEL_Q10_KV2 = replace(MODEL, q_heads=10, kv_heads=2)
-MODEL_K_SCALE_V_SCALE = replace(MODEL, k_scale=0.375, v_scale=2.1)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -572,7 +571,7 @@ def test_draft_extend_cg(subtest: Subtest) -> None:
 eagle_draft_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_K_SCALE_V_SCALE,
+    model=MODEL_SOFTCAP_K_SCALE_V_SCALE,
     runner="cuda_graph_multi_step",
     seq_lens="prefix",
     tolerance=TOLERANCE,

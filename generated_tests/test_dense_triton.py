@@ -25,7 +25,6 @@ MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE = replace(
 )
 MODEL_Q10_KV2 = replace(MODEL, q_heads=10, kv_heads=2)
 MODEL_K_SCALE_V_SCALE_HIDDEN256 = replace(MODEL, k_scale=0.375, v_scale=2.1, hidden=256)
-MODEL_SINKS_K_SCALE_V_SCALE = replace(MODEL, sinks=True, k_scale=0.375, v_scale=2.1)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -529,7 +528,7 @@ def test_draft_extend_v2_cg(subtest: Subtest) -> None:
 eagle_draft_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_SINKS_K_SCALE_V_SCALE,
+    model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
     runner="cuda_graph_multi_step",
     seq_lens="prefix",
     tolerance=TOLERANCE,

@@ -16,7 +16,6 @@ MODEL = Model(method="mla", q_heads=4, kv_heads=1, head_dim=576, v_head_dim=512,
 MODEL_SOFTCAP_SINKS = replace(MODEL, softcap=2.0, sinks=True)
 MODEL_Q16 = replace(MODEL, q_heads=16)
 MODEL_HIDDEN256 = replace(MODEL, hidden=256)
-MODEL_SINKS = replace(MODEL, sinks=True)
 
 TINY_P1 = Case(name="tiny_p1", mode="EXTEND", prefix_lens=(2, 4), extend_lens=(3, 1), page_size=1)
 ZERO_PAGE = Case(name="zero_page", mode="EXTEND", prefix_lens=(0,), extend_lens=(16,), page_size=16)
@@ -298,7 +297,7 @@ def test_draft_extend_v2_cg(subtest: Subtest) -> None:
 eagle_draft_cg = partial(
     Subtest,
     adapter=ADAPTER,
-    model=MODEL_SINKS,
+    model=MODEL_SOFTCAP_SINKS,
     runner="cuda_graph_multi_step",
     seq_lens="prefix",
     tolerance=TOLERANCE,

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import kits
-from kits import errors, layers, world
+from kits import backends, errors, layers, world
 from kits.kernels import flash_attn
+from tests.kits.generated import planned
 from tests.kits.subtests import make
 
 
@@ -46,3 +47,25 @@ def test_softmax_without_the_maximum(least: float, monkeypatch: pytest.MonkeyPat
         kits.run(subtest)
     monkeypatch.setattr(world, "SHARED_SCORE", 0.0)
     kits.run(subtest)
+
+
+MUST_PASS = [subtest for subtest in planned().values() if subtest.known_failure is None]
+
+
+def _forward(subtest: kits.Subtest) -> str:
+    """The forward mode, a multi-step draft apart."""
+    return "DRAFT" if subtest.runner == "cuda_graph_multi_step" else subtest.case.mode
+
+
+def test_what_a_backend_has_rides_in_every_forward_mode() -> None:
+    """A path that drops the cap, the sinks or the scales of one mode alone has nowhere to hide."""
+    rides: dict[tuple[str, str], set[str]] = {}
+    for subtest in MUST_PASS:
+        if subtest.model.method == "dense":
+            model = subtest.model
+            has = {"softcap": model.softcap is not None, "sinks": model.sinks, "kv_scales": model.k_scale != 1.0}
+            of_mode = rides.setdefault((subtest.adapter, _forward(subtest)), set())
+            of_mode.update(name for name, rides_here in has.items() if rides_here)
+    for (adapter, mode), ridden in rides.items():
+        can = backends.load(adapter).capabilities
+        assert {name for name in ("softcap", "sinks", "kv_scales") if getattr(can, name)} <= ridden, (adapter, mode)
