@@ -18,6 +18,7 @@ MODEL_SOFTCAP_SINKS = replace(MODEL, softcap=2.0, sinks=True)
 MODEL_Q8_KV2_SOFTCAP_SINKS = replace(MODEL, q_heads=8, kv_heads=2, softcap=2.0, sinks=True)
 MODEL_KV1_SOFTCAP_SINKS = replace(MODEL, kv_heads=1, softcap=2.0, sinks=True)
 MODEL_Q10_KV2_SOFTCAP_SINKS = replace(MODEL, q_heads=10, kv_heads=2, softcap=2.0, sinks=True)
+MODEL_Q10_KV2_SINKS = replace(MODEL, q_heads=10, kv_heads=2, sinks=True)
 MODEL_Q10_KV2 = replace(MODEL, q_heads=10, kv_heads=2)
 MODEL_HIDDEN256 = replace(MODEL, hidden=256)
 
@@ -45,8 +46,8 @@ VERIFY_EAGLE_CHAIN = Case(
     page_size=128,
     speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
-VERIFY_EAGLE_TREE = Case(
-    name="verify_eagle_tree",
+VERIFY_GQA_SINKS_EAGLE_TREE = Case(
+    name="verify_gqa_sinks_eagle_tree",
     mode="TARGET_VERIFY",
     prefix_lens=(14, 7),
     extend_lens=(3, 3),
@@ -225,7 +226,7 @@ verify = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="prefix", to
 
 VERIFY = [
     verify(id="dense.fa4.verify.eagle_chain", model=MODEL_SOFTCAP_SINKS, case=VERIFY_EAGLE_CHAIN),
-    verify(id="dense.fa4.verify.eagle_tree", model=MODEL_SOFTCAP_SINKS, case=VERIFY_EAGLE_TREE),
+    verify(id="dense.fa4.verify.eagle_tree", model=MODEL_Q10_KV2_SINKS, case=VERIFY_GQA_SINKS_EAGLE_TREE),
     verify(id="dense.fa4.verify.frozen_kv_mtp", model=MODEL_Q10_KV2, case=VERIFY_GQA_FROZEN_KV_MTP),
 ]
 
@@ -282,41 +283,41 @@ VERIFY_CG = [
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_tree.small_real.x1",
-        model=MODEL_SOFTCAP_SINKS,
-        case=VERIFY_EAGLE_TREE,
+        model=MODEL_Q10_KV2_SINKS,
+        case=VERIFY_GQA_SINKS_EAGLE_TREE,
         pad_style="small_real",
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_tree.small_real.x2",
-        model=MODEL_SOFTCAP_SINKS,
-        case=VERIFY_EAGLE_TREE,
+        model=MODEL_Q10_KV2_SINKS,
+        case=VERIFY_GQA_SINKS_EAGLE_TREE,
         pad_style="small_real",
         multiplier=2,
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_tree.small_real.x4",
-        model=MODEL_SOFTCAP_SINKS,
-        case=VERIFY_EAGLE_TREE,
+        model=MODEL_Q10_KV2_SINKS,
+        case=VERIFY_GQA_SINKS_EAGLE_TREE,
         pad_style="small_real",
         multiplier=4,
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_tree.prod_fill.x1",
-        model=MODEL_SOFTCAP_SINKS,
-        case=VERIFY_EAGLE_TREE,
+        model=MODEL_Q10_KV2_SINKS,
+        case=VERIFY_GQA_SINKS_EAGLE_TREE,
         pad_style="prod_fill",
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_tree.prod_fill.x2",
-        model=MODEL_SOFTCAP_SINKS,
-        case=VERIFY_EAGLE_TREE,
+        model=MODEL_Q10_KV2_SINKS,
+        case=VERIFY_GQA_SINKS_EAGLE_TREE,
         pad_style="prod_fill",
         multiplier=2,
     ),
     verify_cg(
         id="dense.fa4.verify_cg.eagle_tree.prod_fill.x4",
-        model=MODEL_SOFTCAP_SINKS,
-        case=VERIFY_EAGLE_TREE,
+        model=MODEL_Q10_KV2_SINKS,
+        case=VERIFY_GQA_SINKS_EAGLE_TREE,
         pad_style="prod_fill",
         multiplier=4,
     ),

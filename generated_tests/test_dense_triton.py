@@ -50,8 +50,8 @@ VERIFY_EAGLE_CHAIN = Case(
     page_size=16,
     speculation=Speculation(kind="eagle", draft_tokens=3, steps=2, parents=(-1, 0, 1)),
 )
-VERIFY_EAGLE_TREE = Case(
-    name="verify_eagle_tree",
+VERIFY_GQA_RIDES_EAGLE_TREE = Case(
+    name="verify_gqa_rides_eagle_tree",
     mode="TARGET_VERIFY",
     prefix_lens=(14, 7),
     extend_lens=(3, 3),
@@ -227,7 +227,11 @@ verify = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="prefix", to
 
 VERIFY = [
     verify(id="dense.triton.verify.eagle_chain", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=VERIFY_EAGLE_CHAIN),
-    verify(id="dense.triton.verify.eagle_tree", model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE, case=VERIFY_EAGLE_TREE),
+    verify(
+        id="dense.triton.verify.eagle_tree",
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        case=VERIFY_GQA_RIDES_EAGLE_TREE,
+    ),
     verify(id="dense.triton.verify.frozen_kv_mtp", model=MODEL_Q10_KV2, case=VERIFY_GQA_FROZEN_KV_MTP),
     verify(id="dense.triton.verify.dflash", model=MODEL_Q10_KV2, case=VERIFY_GQA_DFLASH),
     verify(id="dense.triton.verify.ngram", model=MODEL_Q10_KV2, case=VERIFY_GQA_NGRAM),
@@ -286,41 +290,41 @@ VERIFY_CG = [
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_tree.small_real.x1",
-        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
-        case=VERIFY_EAGLE_TREE,
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        case=VERIFY_GQA_RIDES_EAGLE_TREE,
         pad_style="small_real",
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_tree.small_real.x2",
-        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
-        case=VERIFY_EAGLE_TREE,
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        case=VERIFY_GQA_RIDES_EAGLE_TREE,
         pad_style="small_real",
         multiplier=2,
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_tree.small_real.x4",
-        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
-        case=VERIFY_EAGLE_TREE,
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        case=VERIFY_GQA_RIDES_EAGLE_TREE,
         pad_style="small_real",
         multiplier=4,
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_tree.prod_fill.x1",
-        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
-        case=VERIFY_EAGLE_TREE,
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        case=VERIFY_GQA_RIDES_EAGLE_TREE,
         pad_style="prod_fill",
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_tree.prod_fill.x2",
-        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
-        case=VERIFY_EAGLE_TREE,
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        case=VERIFY_GQA_RIDES_EAGLE_TREE,
         pad_style="prod_fill",
         multiplier=2,
     ),
     verify_cg(
         id="dense.triton.verify_cg.eagle_tree.prod_fill.x4",
-        model=MODEL_SOFTCAP_SINKS_K_SCALE_V_SCALE,
-        case=VERIFY_EAGLE_TREE,
+        model=MODEL_Q10_KV2_SOFTCAP_SINKS_K_SCALE_V_SCALE,
+        case=VERIFY_GQA_RIDES_EAGLE_TREE,
         pad_style="prod_fill",
         multiplier=4,
     ),

@@ -69,3 +69,15 @@ def test_what_a_backend_has_rides_in_every_forward_mode() -> None:
     for (adapter, mode), ridden in rides.items():
         can = backends.load(adapter).capabilities
         assert {name for name in ("softcap", "sinks", "kv_scales") if getattr(can, name)} <= ridden, (adapter, mode)
+
+
+def test_trees_are_verified_on_grouped_heads() -> None:
+    """As many heads in a group as there are KV heads, or one, hide which of the two a layout is by."""
+    verified: dict[str, bool] = {}
+    for subtest in MUST_PASS:
+        model, speculation = subtest.model, subtest.case.speculation
+        if subtest.case.mode == "TARGET_VERIFY" and model.method == "dense" and speculation and speculation.topk > 1:
+            grouped = model.q_heads // model.kv_heads not in (1, model.kv_heads)
+            verified[subtest.adapter] = verified.get(subtest.adapter, False) or grouped
+    assert verified
+    assert all(verified.values()), verified
