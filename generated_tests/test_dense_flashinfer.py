@@ -26,7 +26,7 @@ ZERO_RAGGED = Case(name="zero_ragged", mode="EXTEND", prefix_lens=(0, 0, 0), ext
 PAGE_PLUS2 = Case(name="page_plus2", mode="EXTEND", prefix_lens=(16,), extend_lens=(2,), page_size=16)
 HALF_HALF = Case(name="half_half", mode="EXTEND", prefix_lens=(8,), extend_lens=(8,), page_size=16)
 CROSS2 = Case(name="cross2", mode="EXTEND", prefix_lens=(15,), extend_lens=(2,), page_size=16)
-RAGGED3 = Case(name="ragged3", mode="EXTEND", prefix_lens=(0, 8, 16), extend_lens=(15, 8, 1), page_size=16)
+RAGGED3 = Case(name="ragged3", mode="MIXED", prefix_lens=(0, 8, 16), extend_lens=(15, 8, 1), page_size=16)
 P32_CROSS = Case(name="p32_cross", mode="EXTEND", prefix_lens=(31,), extend_lens=(2,), page_size=32)
 DECODE3 = Case(name="decode3", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
 DECODE1 = Case(name="decode1", mode="DECODE", prefix_lens=(7,), extend_lens=(1,), page_size=16)
@@ -128,7 +128,7 @@ EAGER = [
     eager(id="dense.flashinfer.eager.page_plus2", model=MODEL_SOFTCAP_K_SCALE_V_SCALE, case=PAGE_PLUS2),
     eager(id="dense.flashinfer.eager.half_half", model=MODEL, case=HALF_HALF),
     eager(id="dense.flashinfer.eager.cross2", model=MODEL, case=CROSS2),
-    eager(id="dense.flashinfer.eager.ragged3", model=MODEL, case=RAGGED3),
+    eager(id="dense.flashinfer.eager.ragged3", model=MODEL_SOFTCAP_K_SCALE_V_SCALE, case=RAGGED3),
     eager(id="dense.flashinfer.eager.p32_cross", model=MODEL, case=P32_CROSS),
     eager(id="dense.flashinfer.eager.decode3", model=MODEL, case=DECODE3),
     eager(id="dense.flashinfer.eager.decode1", model=MODEL, case=DECODE1),
@@ -207,8 +207,12 @@ def test_decode_cg(subtest: Subtest) -> None:
 split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERANCE, native=NATIVE)
 
 SPLIT_OP = [
-    split_op(id="dense.flashinfer.split_op.ragged3.pcg", model=MODEL, case=RAGGED3, runner="pcg"),
-    split_op(id="dense.flashinfer.split_op.ragged3.bcg", model=MODEL, case=RAGGED3, runner="bcg"),
+    split_op(
+        id="dense.flashinfer.split_op.ragged3.pcg", model=MODEL_SOFTCAP_K_SCALE_V_SCALE, case=RAGGED3, runner="pcg"
+    ),
+    split_op(
+        id="dense.flashinfer.split_op.ragged3.bcg", model=MODEL_SOFTCAP_K_SCALE_V_SCALE, case=RAGGED3, runner="bcg"
+    ),
     split_op(
         id="dense.flashinfer.split_op.gqa_cross.pcg",
         model=MODEL_Q10_KV2_SOFTCAP_K_SCALE_V_SCALE,

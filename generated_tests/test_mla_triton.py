@@ -23,7 +23,7 @@ ZERO_RAGGED = Case(name="zero_ragged", mode="EXTEND", prefix_lens=(0, 0, 0), ext
 PAGE_PLUS2 = Case(name="page_plus2", mode="EXTEND", prefix_lens=(16,), extend_lens=(2,), page_size=16)
 HALF_HALF = Case(name="half_half", mode="EXTEND", prefix_lens=(8,), extend_lens=(8,), page_size=16)
 CROSS2 = Case(name="cross2", mode="EXTEND", prefix_lens=(15,), extend_lens=(2,), page_size=16)
-RAGGED3 = Case(name="ragged3", mode="EXTEND", prefix_lens=(0, 8, 16), extend_lens=(15, 8, 1), page_size=16)
+RAGGED3 = Case(name="ragged3", mode="MIXED", prefix_lens=(0, 8, 16), extend_lens=(15, 8, 1), page_size=16)
 P32_CROSS = Case(name="p32_cross", mode="EXTEND", prefix_lens=(31,), extend_lens=(2,), page_size=32)
 DECODE3 = Case(name="decode3", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
 DECODE1 = Case(name="decode1", mode="DECODE", prefix_lens=(7,), extend_lens=(1,), page_size=16)
@@ -83,7 +83,7 @@ EAGER = [
     eager(id="mla.triton.eager.page_plus2", model=MODEL_SOFTCAP_SINKS, case=PAGE_PLUS2),
     eager(id="mla.triton.eager.half_half", model=MODEL, case=HALF_HALF),
     eager(id="mla.triton.eager.cross2", model=MODEL, case=CROSS2),
-    eager(id="mla.triton.eager.ragged3", model=MODEL, case=RAGGED3),
+    eager(id="mla.triton.eager.ragged3", model=MODEL_SOFTCAP_SINKS, case=RAGGED3),
     eager(id="mla.triton.eager.p32_cross", model=MODEL, case=P32_CROSS),
     eager(id="mla.triton.eager.decode3", model=MODEL, case=DECODE3),
     eager(id="mla.triton.eager.decode1", model=MODEL, case=DECODE1),
@@ -147,13 +147,13 @@ def test_decode_cg(subtest: Subtest) -> None:
     run(subtest)
 
 
-split_op = partial(Subtest, adapter=ADAPTER, model=MODEL, seq_lens="total", tolerance=TOLERANCE, requires=("triton",))
+split_op = partial(Subtest, adapter=ADAPTER, seq_lens="total", tolerance=TOLERANCE, requires=("triton",))
 
 SPLIT_OP = [
-    split_op(id="mla.triton.split_op.ragged3.pcg", case=RAGGED3, runner="pcg"),
-    split_op(id="mla.triton.split_op.ragged3.bcg", case=RAGGED3, runner="bcg"),
-    split_op(id="mla.triton.split_op.cross2.pcg", case=CROSS2, runner="pcg"),
-    split_op(id="mla.triton.split_op.cross2.bcg", case=CROSS2, runner="bcg"),
+    split_op(id="mla.triton.split_op.ragged3.pcg", model=MODEL_SOFTCAP_SINKS, case=RAGGED3, runner="pcg"),
+    split_op(id="mla.triton.split_op.ragged3.bcg", model=MODEL_SOFTCAP_SINKS, case=RAGGED3, runner="bcg"),
+    split_op(id="mla.triton.split_op.cross2.pcg", model=MODEL, case=CROSS2, runner="pcg"),
+    split_op(id="mla.triton.split_op.cross2.bcg", model=MODEL, case=CROSS2, runner="bcg"),
 ]
 
 

@@ -81,3 +81,11 @@ def test_trees_are_verified_on_grouped_heads() -> None:
             verified[subtest.adapter] = verified.get(subtest.adapter, False) or grouped
     assert verified
     assert all(verified.values()), verified
+
+
+def test_every_forward_mode_of_a_backend_is_run() -> None:
+    run: dict[str, set[str]] = {}
+    for subtest in MUST_PASS:
+        run.setdefault(subtest.adapter, set()).add(subtest.case.mode)
+    for adapter, modes in run.items():
+        assert modes >= backends.load(adapter).capabilities.forward_modes, adapter
