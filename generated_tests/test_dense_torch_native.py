@@ -30,7 +30,7 @@ DECODE1 = Case(name="decode1", mode="DECODE", prefix_lens=(7,), extend_lens=(1,)
 GQA_DECODE = Case(name="gqa_decode", mode="DECODE", prefix_lens=(15, 16, 17), extend_lens=(1, 1, 1), page_size=16)
 MQA_HALF = Case(name="mqa_half", mode="EXTEND", prefix_lens=(8,), extend_lens=(8,), page_size=16)
 GQA_CROSS = Case(name="gqa_cross", mode="EXTEND", prefix_lens=(15,), extend_lens=(2,), page_size=16)
-LAY_EXT = Case(name="lay_ext", mode="EXTEND", prefix_lens=(5, 20), extend_lens=(14, 3), page_size=16)
+LAY_EXT = Case(name="lay_ext", mode="EXTEND", prefix_lens=(5, 20), extend_lens=(36, 3), page_size=16)
 LAY_DEC = Case(name="lay_dec", mode="DECODE", prefix_lens=(20, 33, 140), extend_lens=(1, 1, 1), page_size=16)
 
 eager = partial(Subtest, adapter=ADAPTER, runner="eager", seq_lens="total", tolerance=TOLERANCE)

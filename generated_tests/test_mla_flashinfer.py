@@ -29,7 +29,7 @@ DECODE1 = Case(name="decode1", mode="DECODE", prefix_lens=(7,), extend_lens=(1,)
 H16_DECODE = Case(name="h16_decode", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
 LONG_PREFIX = Case(name="long_prefix", mode="EXTEND", prefix_lens=(47,), extend_lens=(3,), page_size=16)
 RAGGED_ABSORB = Case(name="ragged_absorb", mode="EXTEND", prefix_lens=(3, 17, 9), extend_lens=(2, 1, 4), page_size=16)
-LAY_EXT = Case(name="lay_ext", mode="EXTEND", prefix_lens=(5, 20), extend_lens=(14, 3), page_size=16)
+LAY_EXT = Case(name="lay_ext", mode="EXTEND", prefix_lens=(5, 20), extend_lens=(36, 3), page_size=16)
 LAY_DEC = Case(name="lay_dec", mode="DECODE", prefix_lens=(20, 33, 140), extend_lens=(1, 1, 1), page_size=16)
 DECODE3_FREE = Case(name="decode3_free", mode="DECODE", prefix_lens=(14, 15, 16), extend_lens=(1, 1, 1), page_size=16)
 VERIFY_EAGLE_CHAIN = Case(

@@ -19,6 +19,9 @@ from kits.kernels._triton_attention import attention_kernel
 
 check_mode(attention_kernel)
 
+MOST_QUERIES = 64
+"""Query rows of a tile at most: tokens times the heads of a group."""
+
 
 def decode_attention(
     q: torch.Tensor,
@@ -291,8 +294,8 @@ def _launch(
 def _tiles(pairs: int, queries: int, dim: int) -> tuple[int, int, int]:
     """(pairs, query rows, keys) of a tile; of no length, so that a row does not change with its neighbours."""
     if INTERPRETED:
-        return min(_power(pairs), 64), min(_power(queries), 64), 32
-    return 1, min(max(_power(queries), 16), 64), 32 if dim > 256 else 64
+        return min(_power(pairs), 64), min(_power(queries), MOST_QUERIES), 32
+    return 1, min(max(_power(queries), 16), MOST_QUERIES), 32 if dim > 256 else 64
 
 
 def _power(value: int) -> int:

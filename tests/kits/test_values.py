@@ -9,7 +9,7 @@ import torch
 
 import kits
 from kits import backends, errors, layers, world
-from kits.kernels import flash_attn
+from kits.kernels import flash_attn, triton_ops
 from tests.kits.generated import planned
 from tests.kits.subtests import make
 
@@ -89,3 +89,14 @@ def test_every_forward_mode_of_a_backend_is_run() -> None:
         run.setdefault(subtest.adapter, set()).add(subtest.case.mode)
     for adapter, modes in run.items():
         assert modes >= backends.load(adapter).capabilities.forward_modes, adapter
+
+
+def test_an_extend_through_a_window_fills_more_than_a_tile_of_queries() -> None:
+    """The window's start differs from tile to tile, and the tile counts the heads of a group as rows."""
+    for method in ("swa", "mla"):
+        rows = [
+            max(subtest.case.extend_lens) * subtest.model.q_heads // subtest.model.kv_heads
+            for subtest in MUST_PASS
+            if subtest.model.method == method and ".triton." in subtest.id and subtest.case.mode == "EXTEND"
+        ]
+        assert max(rows) > triton_ops.MOST_QUERIES
