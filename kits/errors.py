@@ -70,6 +70,12 @@ class NeighbourError(CheckFailed):
     check = "neighbour_independence"
 
 
+class RepeatError(CheckFailed):
+    """The same batch, replayed twice, gave two results."""
+
+    check = "repeatability"
+
+
 class NothingReplayedError(CheckFailed):
     """A graph subtest in which no graph was captured or replayed: a silent eager fallback."""
 

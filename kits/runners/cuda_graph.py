@@ -9,7 +9,7 @@ import torch
 
 from kits.batches import Batch, describe_rows
 from kits.compare import difference, same_bits
-from kits.errors import InputError, NeighbourError, NothingReplayedError, OutputError
+from kits.errors import InputError, NeighbourError, NothingReplayedError, OutputError, RepeatError
 from kits.graphs import unobserved
 from kits.invariants import check_metadata, check_padding
 from kits.padding import scratch_row
@@ -59,10 +59,12 @@ class GraphSubtest:
     def _replay_all(self, own: list[Request], eager: Sequence[torch.Tensor]) -> None:
         """All steps; between two that do not continue each other, a batch of other requests runs."""
         suite, steps, requests = self.suite, self.plan.steps, own
+        outputs: Sequence[torch.Tensor] = ()
         for position, step in enumerate(steps):
+            before = outputs
             if step.continues:
                 suite.world.accept_first_tokens(requests, cached=self.writes_kv)
-            elif position > 0:
+            elif position > 0 and not step.repeats:
                 suite.world.free(requests)
                 self._interlude()
                 requests = suite.world.add_requests(step.lens)
@@ -70,9 +72,21 @@ class GraphSubtest:
             if position == 0:
                 lens = [request.extend_len for request in requests]
                 suite.compare_with("replay of own against the eager leg", outputs, eager, lens)
+            if step.repeats:
+                self._require_repeated(step, before, outputs)
         # A wrong row would look like a dependent one.
         suite.finish()
         self._check_neighbours(steps[-1], requests, outputs)
+
+    def _require_repeated(self, step: Step, before: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        for layer, first, second in zip(self.suite.world.layers, before, outputs, strict=True):
+            if not same_bits(first, second):
+                self.suite.finish()  # a wrong row is that first
+                found = difference(second, first, self.suite.subtest.tolerance, [len(first)])
+                raise RepeatError(
+                    f"replay of {step.name}, layer {layer.index}: the same batch gave other bits the second time, "
+                    f"by up to {found.max_abs:.4g} (margin {found.margin:.3g})"
+                )
 
     def make_runner(self) -> GraphRunner:
         suite = self.suite

@@ -18,6 +18,8 @@ class Step:
     name: str
     size: int
     lens: Lens
+    repeats: bool = False
+    """The very batch of the step before, which has to have the same bits again."""
     continues: bool = False
     """The requests of the step before, of whose new tokens the first was accepted; no other batch runs between."""
 
@@ -88,9 +90,9 @@ def make_plan(
 ) -> ReplayPlan:
     """Lengths of all captures and replays of a case at a capture multiplier; rows have room for ``tokens`` new tokens.
 
-    Multiplier 1: own, own continued, the same lengths on other requests, 4x padded, a single row, own grown. Otherwise:
-    own, own continued, 4x full of live rows, smallest, own grown. A sweep without a pad style runs unpadded: own, own
-    continued, the same lengths on other requests, 2x full, own grown; where it ``pads_once``, one more replay fills
+    All begin with own, own once more, and own continued. Then, at multiplier 1: the same lengths on other requests, 4x
+    padded, a single row, own grown. Otherwise: 4x full of live rows, smallest, own grown. A sweep without a pad style
+    runs unpadded: the same lengths on other requests, 2x full, own grown; where it ``pads_once``, one more replay fills
     half of the larger size.
 
     Captures see shorter rows than any replay of the case's own, so that a length kept from capture always shows; those
@@ -152,6 +154,7 @@ def make_plan(
         ],
         steps=[
             Step("own", own_size, own),
+            Step("own once more", own_size, own, repeats=True),
             Step("own continued", own_size, continued, continues=True),
             *again,
             *middle,
@@ -163,7 +166,7 @@ def make_plan(
 
 
 def make_split_plan(case: Case, rng: random.Random) -> ReplayPlan:
-    """Captures and replays by padded tokens: own, fewer rows in the larger size, own grown."""
+    """Captures and replays by padded tokens: own, the same once more, fewer rows in the larger size, own grown."""
     own = list(zip(case.prefix_lens, case.extend_lens, strict=True))
     tokens, growth = sum(case.extend_lens), case.page_size + 5
     small, large = tokens + 5, 2 * tokens + 7
@@ -175,6 +178,7 @@ def make_split_plan(case: Case, rng: random.Random) -> ReplayPlan:
         captures=[(large, [*shorter, (3, 2)]), (small, shorter)],
         steps=[
             Step("own", small, own),
+            Step("own once more", small, own, repeats=True),
             Step("fewer rows", large, fewer),
             Step("other rows", large, [*other, (longest, 3)]),
             Step("own grown", small, [(prefix + growth, extend) for prefix, extend in own]),

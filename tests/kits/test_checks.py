@@ -73,6 +73,18 @@ def test_neighbour_check_alone_sees_a_coupled_row(monkeypatch: pytest.MonkeyPatc
     kits.run(subtest)
 
 
+@pytest.mark.parametrize("runner", ["cuda_graph", "pcg"])
+def test_a_repeated_batch_alone_sees_other_bits(runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens: dict[str, Any] = {"mode": "EXTEND", "prefix": (15, 4), "extend": (2, 3)} if runner == "pcg" else {}
+    subtest = make("tests.kits.breakers:RoundsByTurns", runner=runner, **lens)
+    with pytest.raises(errors.RepeatError, match="other bits the second time"):
+        kits.run(subtest)
+    monkeypatch.setattr(cuda_graph.GraphSubtest, "_require_repeated", lambda *_: None)
+    monkeypatch.setattr(cuda_graph.GraphSubtest, "_check_neighbours", lambda *_: None)
+    monkeypatch.setattr(cuda_graph.GraphSubtest, "_require_replayed", lambda *_: None)
+    kits.run(subtest)
+
+
 def test_poison_alone_sees_a_read_past_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     subtest = make("tests.kits.breakers:LoadsTail")
     with pytest.raises(errors.MismatchError, match="nan"):
