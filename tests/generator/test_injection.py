@@ -37,8 +37,8 @@ def test_hostile_reason_is_inert(text: str, tmp_path: Path) -> None:
     module = ast.parse((path.parent / "generated_tests/test_dense_fa3.py").read_text())
     calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
     assert {ast.unparse(node.func) for node in calls} <= {
-        "Case", "KnownFailure", "Model", "Native", "Speculation", "Tolerance", "partial", "pytest.mark.parametrize", "replace",
-        "run", "eager", "decode_cg", "draft_extend_v2_cg", "draft_extend_v2_x4",
+        "Case", "KnownFailure", "Model", "Native", "Speculation", "Tolerance", "partial", "pytest.mark.parametrize",
+        "replace", "run", "eager", "decode_cg", "draft_extend_v2_cg", "draft_extend_v2_x4",
     }  # fmt: skip
     reasons = [
         ast.literal_eval(keyword.value) for node in calls for keyword in node.keywords if keyword.arg == "reason"
