@@ -90,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
     actions = results.add_subparsers(required=True, metavar="ACTION")
     add = actions.add_parser("add", help="write results/runs/DATE-PROFILE-DEVICE.json from the folder of a run")
     add.add_argument("folder", type=Path, metavar="RUN_DIR")
+    add.add_argument("--replace", action="store_true", help="in the place of one of that day, profile and device")
     add.set_defaults(command="add_result")
 
     errors = commands.add_parser("errors", help="print every error code with its meaning")

@@ -125,7 +125,7 @@ def add_result(options: argparse.Namespace) -> int:
     from generator.results import add
 
     project = opened(options)
-    path = add(options.folder, options.spec.resolve().parent)
+    path = add(options.folder, options.spec.resolve().parent, replace=options.replace)
     tree = build(project, project.default_profile, only="readme")
     done, problems = write(tree)
     print("\n".join([f"wrote {tree.shown(path)}", *done]))

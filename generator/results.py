@@ -62,8 +62,9 @@ class ReferenceRun(Record):
 
     @property
     def name(self) -> str:
-        """The file it belongs in: one for each day, profile and device."""
-        slug = re.sub(r"[^a-z0-9]+", "-", f"{self.profile}-{self.device}".lower()).strip("-")
+        """The file it belongs in: one for each day, profile, device and number of devices."""
+        count = f"{self.devices}x-" if self.devices > 1 else ""
+        slug = re.sub(r"[^a-z0-9]+", "-", f"{self.profile}-{count}{self.device}".lower()).strip("-")
         return f"{self.date}-{slug}.json"
 
     def text(self) -> str:
@@ -71,10 +72,15 @@ class ReferenceRun(Record):
         return json.dumps(self.model_dump(), indent=2) + "\n"
 
 
-def add(run_folder: Path, root: Path) -> Path:
-    """Write the reference run of a run folder below ``root``; returns the file."""
+def add(run_folder: Path, root: Path, *, replace: bool = False) -> Path:
+    """Write the reference run of a run folder below ``root``, in the place of one only if told to; returns the file."""
     run = reference_run(run_folder)
     path = root / FOLDER / run.name
+    if path.exists() and not replace:
+        message = "holds another run of that day, profile and device"
+        raise SpecError(
+            [Problem("E-output", (), message, "add --replace to put this one in its place", path=str(path))]
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(run.text(), encoding="utf-8")

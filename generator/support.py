@@ -266,18 +266,20 @@ def on_backend(
         for feature in sorted(needed - backend.features_for(cell.method)):
             features.setdefault(feature, []).append(case_point(case, backend, choice.speculation, speculation).name)
     for mode, cases in modes.items():
-        yield Problem(
-            "E-backend-mode", loc, f"{label} does not support {mode}, the mode of {some(cases)}", has(backend.modes)
-        )
+        message = f"{label} does not support {mode}, the mode of {some(cases)}"
+        yield Problem("E-backend-mode", loc, message, f"{has(backend.modes)}; {OWN_CELL}")
     for page, cases in pages.items():
         message = f"{label} does not have pages of {page}, which {some(cases)} need{'s' * (len(cases) == 1)}"
-        yield Problem("E-backend-page", loc, message, f"its page sizes are {listing(backend.page_sizes)}")
+        yield Problem("E-backend-page", loc, message, f"its page sizes are {listing(backend.page_sizes)}; {OWN_CELL}")
     for feature, cases in features.items():
         message = (
             f"{label} does not have the feature {quote(feature)} for {quote(cell.method)}, which {some(cases)} "
             f"need{'s' * (len(cases) == 1)}"
         )
-        yield Problem("E-backend-feature", loc, message)
+        yield Problem("E-backend-feature", loc, message, OWN_CELL)
+
+
+OWN_CELL = "state it in the backend's table, or give the backend a cell of its own with the cases it can run"
 
 
 def branches(speculation: Speculation) -> bool:

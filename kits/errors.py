@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def during(what: str) -> Iterator[None]:
+    """Put ``what`` in front of the message of a check that fails in the block, where it is not there yet."""
+    try:
+        yield
+    except CheckFailed as error:
+        if not str(error).startswith(what):
+            error.args = (f"{what}: {error}",)
+        raise
+
 
 class KitError(Exception):
     """Base of everything the kit raises on purpose."""

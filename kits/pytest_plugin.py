@@ -14,8 +14,9 @@ import pytest
 
 from kits import record
 from kits.errors import Unavailable
+from kits.record import Record
 from kits.subtest import Subtest
-from kits.verdict import judge
+from kits.verdict import Verdict, judge
 
 PROPERTY = "attnmatrix"
 CRASH_HINT = "known failure {id} crashes its process; run it with: nox -s gpu_matrix -- {subtest}"
@@ -36,6 +37,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"known failure {entry.id}: {entry.reason}")
     if entry.action == "crash" and not os.environ.get("ATTNMATRIX_RUN_CRASHING"):
         pytest.skip(CRASH_HINT.format(id=entry.id, subtest=subtest.id))
+
+
+def told(verdict: Verdict, notes: Record) -> str:
+    """What a person wants to know of a failure before the traceback: the check, how far it got, and with what."""
+    failure = verdict.failure or {}
+    lines = [f"check: {failure.get('check')}", *str(failure.get("message") or "").splitlines()[:12]]
+    if verdict.reason is not None and verdict.reason not in lines:
+        lines.append(verdict.reason)
+    if notes.margin is not None:
+        lines.append(f"largest error compared: {notes.margin:.3g} of its tolerance")
+    lines.append(
+        f"ran: {', '.join(sorted(notes.ran)) or 'nothing'}; {notes.captures} captures, {notes.replays} replays"
+    )
+    return "\n".join(lines)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -67,6 +82,8 @@ def pytest_runtest_makereport(
     if subtest.known_failure is not None:
         details["known_failure"] = subtest.known_failure.id
     report.user_properties.append((PROPERTY, details))
+    if report.failed:
+        report.sections.append((f"attnmatrix {subtest.id}", told(verdict, notes)))
     return report
 
 

@@ -9,7 +9,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kits.backends.base import Backend, Capabilities
 from kits.batches import Batch
-from kits.kernels import provenance
 from kits.layers import Layer
 
 
@@ -32,7 +31,6 @@ class TorchNativeBackend(Backend):
         if batch.save_kv:
             self.pool.write(layer, batch.out_cache_loc[layer.group], k, v)
         group = self.pool.groups[layer.group]
-        provenance.note(provenance.NATIVE)
         outputs, start = [], 0
         for row, (total, extend) in enumerate(self._lens):
             slots = group.req_to_token[batch.req_pool_indices[row], :total].long()

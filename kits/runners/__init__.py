@@ -41,6 +41,8 @@ def run(subtest: Subtest) -> None:
     with provenance.track() as ran, device_session(device), torch.inference_mode(False), torch.no_grad():
         try:
             RUNNERS[subtest.runner](SubtestRun(subtest, backend, device, notes))
+            if not ran:  # the kit's kernels say what they are; an adapter's own have nothing in their place
+                provenance.note(provenance.NATIVE)
         finally:
             notes.ran = set(ran)
             backend.close()

@@ -9,7 +9,7 @@ import torch
 
 from kits.batches import Batch, describe_rows
 from kits.compare import difference, same_bits
-from kits.errors import InputError, NeighbourError, NothingReplayedError, OutputError, RepeatError
+from kits.errors import InputError, NeighbourError, NothingReplayedError, OutputError, RepeatError, during
 from kits.graphs import unobserved
 from kits.invariants import check_metadata, check_padding
 from kits.padding import scratch_row
@@ -120,7 +120,7 @@ class GraphSubtest:
         for size, lens in self.plan.captures:
             requests = suite.world.add_requests(lens)
             before = suite.snapshot()
-            with suite.notes.phase("capture"):
+            with suite.notes.phase("capture"), during(f"warm-up and capture of {size}"):
                 warmed = self.runner.capture(size, requests)
             suite.check_kv_integrity(before, requests, writes=self.writes_kv, what=f"warm-up of {size}")
             suite.notes.captures += self.runner.captured[size].graph.captures
@@ -131,7 +131,8 @@ class GraphSubtest:
     def _replay(self, step: Step, requests: Sequence[Request]) -> list[torch.Tensor]:
         suite = self.suite
         what = f"replay of {step.name} ({len(requests)} rows padded to {step.size})"
-        outputs = self._replay_checked(what, step.size, requests)
+        with during(what):
+            outputs = self._replay_checked(what, step.size, requests)
         suite.compare(what, outputs, requests, suite.mode, self.speculation)
         return outputs
 
@@ -214,7 +215,8 @@ class GraphSubtest:
                     values[layer.index] = torch.full_like(values[layer.index], float("nan"))
         rows = [*strangers[:kept], requests[kept], *strangers[kept:]]
         what = f"replay of {step.name} with row {kept} kept and its neighbours replaced"
-        replaced = self._replay_checked(what, step.size, rows)
+        with during(what):
+            replaced = self._replay_checked(what, step.size, rows)
         start = sum(request.extend_len for request in requests[:kept])
         moved = sum(request.extend_len for request in rows[:kept])
         count = requests[kept].extend_len

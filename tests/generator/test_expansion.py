@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -242,3 +243,21 @@ def test_a_page_size_that_a_backend_lacks_is_an_error(tmp_path: Path) -> None:
         tmp_path, ("page_sizes = [1, 16]", "page_sizes = [16]"), ("page_size = 16, sets", "page_size = 1, sets")
     )
     assert "E-backend-page" in codes_in(errors_of(path))
+
+
+def test_the_samples_of_the_readme_fit_the_suite(tmp_path: Path) -> None:
+    """A backend and its two cells, and a known failure, pasted as they stand there."""
+    samples = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    backend = next(text for text in samples if text.startswith("[backends.mine]"))
+    eager, decode = next(text for text in samples if 'backends = ["mine"]' in text).splitlines()
+    known = next(text for text in samples if "my-backend-drops-sinks" in text)
+    spec = (ROOT / "suite.toml").read_text(encoding="utf-8")
+    for sweep, cell in (("eager", eager), ("decode_cg", decode)):
+        at = spec.index("cell = [\n", spec.index(f'name = "{sweep}"\n')) + len("cell = [\n")
+        spec = spec[:at] + cell + "\n" + spec[at:]
+    spec = re.sub(r"^(subtests|known_failures) = \d+\n", "", spec, flags=re.M) + "\n" + backend + "\n" + known
+    path = tmp_path / "suite.toml"
+    path.write_text(spec, encoding="utf-8")
+    mine = [item for item in project_at(path).matrix("ci").subtests if item.backend == "mine"]
+    assert len(mine) == 13 + 6
+    assert [item.id for item in mine if item.known_failure is not None] == ["dense.mine.eager.decode3"]

@@ -238,6 +238,27 @@ def test_a_measurement_of_another_matrix_is_remarked_upon(measured: object, smal
         assert (remark in done.stdout) is said
 
 
+def test_a_run_replaces_another_only_if_told_to(small: Path, tmp_path: Path) -> None:
+    generator("results", "add", run_folder(tmp_path / "first"), cwd=small)
+    (kept,) = (small / "results/runs").iterdir()
+    before = kept.read_bytes()
+    second = run_folder(tmp_path / "second", cost={"wall": 99.0, "busy": 1.0})
+    done = generator("results", "add", second, cwd=small)
+    assert done.returncode == 1
+    assert "add --replace to put this one in its place" in done.stderr
+    assert kept.read_bytes() == before
+    assert generator("results", "add", "--replace", second, cwd=small).returncode == 0
+    assert kept.read_bytes() != before
+
+
+def test_runs_on_one_and_on_two_devices_are_kept_apart(small: Path, tmp_path: Path) -> None:
+    for number in (1, 2):
+        run = {"device_kind": "NVIDIA H200", "devices": [f"GPU-{index}" for index in range(number)]}
+        assert generator("results", "add", run_folder(tmp_path / str(number), run), cwd=small).returncode == 0
+    names = {path.name for path in (small / "results/runs").iterdir()}
+    assert names == {"2026-11-29-ci-nvidia-h200.json", "2026-11-29-ci-2x-nvidia-h200.json"}
+
+
 def test_newest_first(small: Path, tmp_path: Path) -> None:
     for number, start in enumerate((1795967349.9, 1796967349.9, 1794967349.9)):
         generator("results", "add", run_folder(tmp_path / f"run{number}", {"started": start}), cwd=small)

@@ -37,7 +37,7 @@ def test_what_a_capture_refuses(name: str, rule: str) -> None:
     with pytest.raises(errors.CaptureError) as caught:
         kits.run(breaker(name))
     assert caught.value.rule == rule
-    assert str(caught.value).startswith(f"{rule}: ")
+    assert str(caught.value).startswith(f"warm-up and capture of 6: {rule}: ")
 
 
 def test_rebound_metadata() -> None:
