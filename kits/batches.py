@@ -127,12 +127,17 @@ def verify_mask(requests: Sequence[Request]) -> torch.Tensor:
     return torch.cat(rows)
 
 
+def input_ids_at(positions: Sequence[int]) -> list[int]:
+    """Ids that tell tokens of other positions apart, of which only the model takes notice."""
+    return [7 + position for position in positions]
+
+
 def eager_batch(pool: KVPool, rows: Rows, mode: str, speculation: Speculation | None, *, save_kv: bool = True) -> Batch:
     """A batch of exactly these rows, in tensors of its own."""
     device, rows_count = pool.device, len(rows.seq_lens)
     short = upload([*rows.seq_lens, *rows.extend_seq_lens, *rows.accepted], torch.int32, device)
     seq_lens, extend_seq_lens, of_spec = short.view(3, rows_count).unbind()
-    tokens = [*rows.req_pool_indices, *rows.positions, *(7 + position for position in rows.positions)]
+    tokens = [*rows.req_pool_indices, *rows.positions, *input_ids_at(rows.positions)]
     req_pool_indices, positions, input_ids = upload(tokens, torch.int64, device).split(
         [rows_count, len(rows.positions), len(rows.positions)]
     )

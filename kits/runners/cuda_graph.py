@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kits.batches import Batch, describe_rows
+from kits.batches import Batch, describe_rows, input_ids_at
 from kits.compare import difference, same_bits
 from kits.errors import InputError, NeighbourError, NothingReplayedError, OutputError, RepeatError, during
 from kits.graphs import unobserved
@@ -179,7 +179,7 @@ class GraphSubtest:
             "extend_seq_lens": rows.extend_seq_lens + ([pad.extend_seq_len] * count if pad else []),
             "accepted": rows.accepted + ([pad.extend_seq_len] * count if pad else []),
             "positions": rows.positions + rest,
-            "input_ids": [7 + position for position in rows.positions] + rest,
+            "input_ids": input_ids_at(rows.positions) + rest,
         }
 
     def _interlude(self) -> None:

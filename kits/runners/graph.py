@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kits.backends.base import Backend
-from kits.batches import Batch, Rows, SpecInfo, describe_rows
+from kits.batches import Batch, Rows, SpecInfo, describe_rows, input_ids_at
 from kits.compare import changed
 from kits.graphs import Graph, PointerGuard, host_tensor, new_graph
 from kits.layers import Layer
@@ -170,7 +170,7 @@ class GraphRunner:
             "extend_seq_lens": rows.extend_seq_lens,
             "accepted": rows.accepted,
             "positions": rows.positions,
-            "input_ids": input_ids(rows.positions),
+            "input_ids": input_ids_at(rows.positions),
         }
         flat = upload(list(itertools.chain(*values.values())), torch.int64, device)
         for name, part in zip(values, flat.split(list(map(len, values.values()))), strict=True):
@@ -248,14 +248,9 @@ class GraphRunner:
         return self._outputs(requests)
 
 
-def input_ids(positions: Sequence[int]) -> list[int]:
-    """Ids that tell tokens of other positions apart, of which only the model takes notice."""
-    return [7 + position for position in positions]
-
-
 def misread_tokens(seen: Mapping[str, torch.Tensor], positions: Sequence[int]) -> list[str]:
     """``seen`` of the live tokens, where it is not theirs."""
-    wanted = {"positions": list(positions), "input_ids": input_ids(positions)}
+    wanted = {"positions": list(positions), "input_ids": input_ids_at(positions)}
     found = fetch({name: tokens[: len(positions)] for name, tokens in seen.items()})
     return [
         f"{name} {found[name].tolist()} for live tokens that have {wanted[name]}"
