@@ -13,6 +13,7 @@ from generator.manifest import manifest_text
 from generator.matrix import Project
 from generator.modules import module_views
 from generator.problems import Problem, SpecError, quote
+from generator.reference import reference_text
 from generator.rendering import known_failures_text, module_text, readme_text
 from generator.schema import schema_text
 from generator.tables import BEGIN, END, RUNS_BEGIN, RUNS_END, known_views, readme_view
@@ -56,6 +57,7 @@ def build(project: Project, profile: str, output: Path | None = None, only: str 
         tree.files[root / "KNOWN_FAILURES.md"] = known_failures_text(known_views(project, matrix))
     if "schema" in wants:
         tree.files[root / "suite.schema.json"] = schema_text()
+        tree.files[root / "docs" / "suite.md"] = reference_text()
     if "readme" in wants:
         add_readme(tree, readme_text(readme_view(project, matrix)), spec_hash(project.document.data))
     return tree

@@ -9,14 +9,17 @@ from generator.spec import Spec
 
 
 def schema_text() -> str:
+    """The file."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+def schema() -> dict[str, Any]:
     """The JSON Schema of the spec, without the titles that pydantic makes up."""
-    schema = untitled(Spec.model_json_schema())
-    schema = {
+    return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "attnmatrix suite",
-        **schema,
+        **untitled(Spec.model_json_schema()),
     }
-    return json.dumps(schema, indent=2) + "\n"
 
 
 def untitled(node: Any) -> Any:

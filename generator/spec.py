@@ -27,7 +27,11 @@ Raises = Literal[
     "MetadataError",
     "PointerError",
     "KVIntegrityError",
+    "InputError",
+    "OutputError",
+    "ResultError",
     "NeighbourError",
+    "RepeatError",
     "NothingReplayedError",
     "ModeLeakError",
     "CaptureError",
@@ -81,8 +85,8 @@ class Suite(Table):
 class Tolerance(Table):
     """A value is wrong when |out - ref| > atol + rtol * |ref|."""
 
-    atol: PositiveFloat
-    rtol: PositiveFloat
+    atol: PositiveFloat = Field(description="The absolute part.")
+    rtol: PositiveFloat = Field(description="The part relative to the reference.")
 
 
 class ModelChanges(Table):
@@ -109,7 +113,9 @@ class Method(Table):
     head_dim: Heads = Field(description="Head dim; for MLA the latent and the rope part together.")
     v_head_dim: Heads | None = Field(None, description="Head dim of the values where it differs.")
     scale: PositiveFloat = Field(description="Softmax scale, neither 1 nor 1/sqrt(head_dim).")
-    layers: list[Literal["full", "window"]] = Field(["full"], min_length=1, max_length=8)
+    layers: list[Literal["full", "window"]] = Field(
+        ["full"], min_length=1, max_length=8, description="The attention of each layer; each kind has a KV group."
+    )
     window: Count | None = Field(None, description="Keys a query of a window layer sees, its own included.")
     tolerance: dict[Dtype, Tolerance] = Field(description="Tolerance for each dtype that a backend of it uses.")
 
@@ -156,7 +162,7 @@ class PadStyle(Table):
 class Speculation(Table):
     """A speculative kind and its draft."""
 
-    kind: SpeculativeKind
+    kind: SpeculativeKind = Field(description="Who drafts: frozen_kv_mtp writes no KV in its draft steps.")
     draft_tokens: Factor = Field(description="N, the draft tokens of a request.")
     topk: Factor = Field(1, description="Branches per draft step; 1 is a chain.")
     steps: Length = Field(0, description="Draft decode steps.")
@@ -168,8 +174,8 @@ class Speculation(Table):
 class Case(Table):
     """The lengths of one batch, and what differs from the method's model."""
 
-    name: Name
-    mode: Mode
+    name: Name = Field(description="A part of the ids of its subtests.")
+    mode: Mode = Field(description="The forward mode.")
     prefix_lens: list[Length] = Field(min_length=1, max_length=256, description="Tokens already cached, per request.")
     extend_lens: list[Count] | None = Field(
         None,
@@ -189,65 +195,69 @@ class Axes(Table):
     """Values that are crossed, in the order of an id. The first four replace what method, backend and case state."""
 
     heads: list[HeadCounts] | None = Field(None, min_length=1, description='Query and KV heads, such as "8:1".')
-    head_dim: list[Heads] | None = Field(None, min_length=1)
-    dtype: list[Dtype] | None = Field(None, min_length=1)
-    page_size: list[Count] | None = Field(None, min_length=1)
-    seq_lens: list[SeqLens] | None = Field(None, min_length=1)
-    layout: list[Layout] | None = Field(None, min_length=1)
-    pad_style: list[Name] | None = Field(None, min_length=1)
-    multiplier: list[Factor] | None = Field(None, min_length=1)
+    head_dim: list[Heads] | None = Field(None, min_length=1, description="Head dims, of keys and values.")
+    dtype: list[Dtype] | None = Field(None, min_length=1, description="dtypes of q, k, v and the cache.")
+    page_size: list[Count] | None = Field(None, min_length=1, description="Tokens of a page.")
+    seq_lens: list[SeqLens] | None = Field(
+        None, min_length=1, description="What seq_lens means: prefix, or total (prefix and new tokens)."
+    )
+    layout: list[Layout] | None = Field(None, min_length=1, description="Where tokens land in the KV pool.")
+    pad_style: list[Name] | None = Field(
+        None, min_length=1, description="How padded rows are filled; goes with multiplier."
+    )
+    multiplier: list[Factor] | None = Field(None, min_length=1, description="Captured batch size by real batch size.")
 
 
 class Point(Table):
     """One value for each axis of a sweep."""
 
-    heads: HeadCounts | None = None
-    head_dim: Heads | None = None
-    dtype: Dtype | None = None
-    page_size: Count | None = None
-    seq_lens: SeqLens | None = None
-    layout: Layout | None = None
-    pad_style: Name | None = None
-    multiplier: Factor | None = None
+    heads: HeadCounts | None = Field(None, description="One value of the axis.")
+    head_dim: Heads | None = Field(None, description="One value of the axis.")
+    dtype: Dtype | None = Field(None, description="One value of the axis.")
+    page_size: Count | None = Field(None, description="One value of the axis.")
+    seq_lens: SeqLens | None = Field(None, description="One value of the axis.")
+    layout: Layout | None = Field(None, description="One value of the axis.")
+    pad_style: Name | None = Field(None, description="One value of the axis.")
+    multiplier: Factor | None = Field(None, description="One value of the axis.")
 
 
 class Cell(Table):
     """Backends x cases (or speculative kinds) x axes of one method: what runs, never what does not."""
 
-    method: Name
-    backends: list[Name] = Field(min_length=1)
+    method: Name = Field(description="The attention method.")
+    backends: list[Name] = Field(min_length=1, description="The backends that run it.")
     cases: str | list[Name] | None = Field(None, min_length=1, description="A case set, or a list of cases.")
     spec: list[Name] | None = Field(None, min_length=1, description="Speculative kinds, run on the shape.")
     shape: Name | None = Field(None, description="The case that spec runs on.")
     seq_lens: SeqLens | None = Field(None, description="What seq_lens means here.")
-    axes: Axes = Field(default_factory=Axes)
+    axes: Axes = Field(default_factory=Axes, description="Values crossed in this cell alone.")
 
 
 class Twin(Table):
     """The same cells in another runner, as a sweep of its own."""
 
-    name: Name
-    summary: Text
-    runner: Runner | Annotated[list[Runner], Field(min_length=1)]
-    axes: Axes = Field(default_factory=Axes)
-    base: Point | None = None
+    name: Name = Field(description="The name of this sweep.")
+    summary: Text = Field(description="One line for the tables.")
+    runner: Runner | Annotated[list[Runner], Field(min_length=1)] = Field(description="The runner mode, or several.")
+    axes: Axes = Field(default_factory=Axes, description="Values crossed with all cells.")
+    base: Point | None = Field(None, description="What is left of it in a profile that collapses it.")
 
 
 class Sweep(Table):
     """A runner, its axes, and the cells it is crossed with."""
 
-    name: Name
+    name: Name = Field(description="The third part of the ids of its subtests.")
     summary: Text = Field(description="One line for the tables.")
     profiles: list[Name] | None = Field(
         None, min_length=1, description="The profiles that have it, with those that extend them; all where left out."
     )
-    runner: Runner | Annotated[list[Runner], Field(min_length=1)]
+    runner: Runner | Annotated[list[Runner], Field(min_length=1)] = Field(description="The runner mode, or several.")
     shape: Name | None = Field(None, description="The case that the spec of its cells runs on.")
     seq_lens: SeqLens | None = Field(None, description="What seq_lens means in all its cells.")
-    axes: Axes = Field(default_factory=Axes)
+    axes: Axes = Field(default_factory=Axes, description="Values crossed with all cells.")
     base: Point | None = Field(None, description="What is left of it in a profile that collapses it.")
-    also: Twin | None = None
-    cell: list[Cell] = Field(min_length=1)
+    also: Twin | None = Field(None, description="The same cells once more, in another runner: eager and replayed.")
+    cell: list[Cell] = Field(min_length=1, description="What runs; what no cell names does not.")
 
 
 Names = str | Annotated[list[str], Field(min_length=1)]
@@ -256,17 +266,19 @@ Names = str | Annotated[list[str], Field(min_length=1)]
 class Match(Table):
     """Which subtests: each key must have the value, or one of the values."""
 
-    method: Names | None = None
-    backend: Names | None = None
-    sweep: Names | None = None
-    runner: Names | None = None
-    mode: Names | None = None
-    case: Names | None = None
-    spec: Names | None = None
-    seq_lens: Names | None = None
-    layout: Names | None = None
-    pad_style: Names | None = None
-    multiplier: int | Annotated[list[int], Field(min_length=1)] | None = None
+    method: Names | None = Field(None, description="Attention method, or a list.")
+    backend: Names | None = Field(None, description="Backend, or a list.")
+    sweep: Names | None = Field(None, description="Sweep, or a list.")
+    runner: Names | None = Field(None, description="Runner mode, or a list.")
+    mode: Names | None = Field(None, description="Forward mode, or a list.")
+    case: Names | None = Field(None, description="Case, or a list.")
+    spec: Names | None = Field(None, description="Speculative kind, or a list.")
+    seq_lens: Names | None = Field(None, description="What seq_lens means, or a list.")
+    layout: Names | None = Field(None, description="Cache layout, or a list.")
+    pad_style: Names | None = Field(None, description="Pad style, or a list.")
+    multiplier: int | Annotated[list[int], Field(min_length=1)] | None = Field(
+        None, description="Capture multiplier, or a list."
+    )
 
 
 class Expect(Table):
@@ -281,37 +293,37 @@ class Expect(Table):
 class When(Table):
     """Where a known failure holds; elsewhere its subtests must pass."""
 
-    packages: list[Requirement] = []
-    capability: Capability | None = None
+    packages: list[Requirement] = Field([], description="All of these must be installed, at these versions.")
+    capability: Capability | None = Field(None, description='Device capability, such as "==9.0"; never on a CPU.')
 
 
 class KnownFailure(Table):
     """Subtests that must fail, and in this way only."""
 
-    id: EntryId
-    match: Match
+    id: EntryId = Field(description="Its name, in lower case with hyphens.")
+    match: Match = Field(description="The subtests it is about.")
     count: Count = Field(description="How many subtests of its profile it matches.")
     profile: Name | None = Field(None, description="The profile that count is about, if not the default one.")
     action: Action = Field(description="xfail runs it and requires the failure; crash does so in a process of its own.")
-    kind: FailureKind
+    kind: FailureKind = Field(description="Whose the failure is.")
     reason: Text = Field(description="One sentence.")
-    root_cause: Text
-    required_change: Text
-    references: list[Text] = []
-    raises: Raises = "MismatchError"
-    expect: Expect | None = None
+    root_cause: Text = Field(description="Why it fails, as far as known.")
+    required_change: Text = Field(description="What would have to change, and where.")
+    references: list[Text] = Field([], description="Issues and pull requests, as owner/repository#number.")
+    raises: Raises = Field("MismatchError", description="The error it must end in.")
+    expect: Expect | None = Field(None, description="How wrong a MismatchError must be.")
     exit: Annotated[str, StringConstraints(pattern=r"^(SIG[A-Z0-9]{2,8}|exit:[0-9]{1,3}|cuda_error)$")] | None = Field(
         None, description="How the process of a crash must end: SIGSEGV, exit:3 or cuda_error."
     )
-    when: When = Field(default_factory=When)
-    since: datetime.date
-    expires: datetime.date | None = None
+    when: When = Field(default_factory=When, description="Where it holds; everywhere where left out.")
+    since: datetime.date = Field(description="The day it was declared.")
+    expires: datetime.date | None = Field(None, description="The last day it may be declared.")
 
 
 class Profile(Table):
     """A selection of the matrix with its pinned size."""
 
-    summary: Text | None = None
+    summary: Text | None = Field(None, description="One line for the tables.")
     subtests: Length | None = Field(None, description="How many subtests must pass, exactly.")
     known_failures: Length | None = Field(None, description="How many known failures there are beside them.")
     extends: Name | None = Field(None, description="The profile whose sweeps and collapse it shares.")
@@ -325,13 +337,13 @@ class Profile(Table):
 class Spec(Table):
     """The whole file."""
 
-    suite: Suite
-    methods: dict[Name, Method]
-    backends: dict[Name, Backend]
-    pad_styles: dict[Name, PadStyle] = {}
-    speculations: dict[Name, Speculation] = {}
-    case: list[Case] = Field(min_length=1)
-    case_sets: dict[Name, list[SetMember]] = {}
-    sweep: list[Sweep] = Field(min_length=1)
-    known_failure: list[KnownFailure] = []
-    profiles: dict[Name, Profile]
+    suite: Suite = Field(description="What holds for the whole file.")
+    methods: dict[Name, Method] = Field(description="Attention methods, by name.")
+    backends: dict[Name, Backend] = Field(description="Backends, by name.")
+    pad_styles: dict[Name, PadStyle] = Field({}, description="Ways to fill padded rows, by name.")
+    speculations: dict[Name, Speculation] = Field({}, description="Speculative kinds, by name.")
+    case: list[Case] = Field(min_length=1, description="The shapes of batches.")
+    case_sets: dict[Name, list[SetMember]] = Field({}, description='Lists of cases; "@name" takes in another set.')
+    sweep: list[Sweep] = Field(min_length=1, description="What is crossed with what.")
+    known_failure: list[KnownFailure] = Field([], description="What must fail, and how.")
+    profiles: dict[Name, Profile] = Field(description="Selections of the matrix, by name.")

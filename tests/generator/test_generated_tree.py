@@ -55,7 +55,13 @@ def test_changed_file(small: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["generated_tests/manifest.json", "KNOWN_FAILURES.md", "suite.schema.json", "generated_tests/test_dense_native.py"],
+    [
+        "generated_tests/manifest.json",
+        "KNOWN_FAILURES.md",
+        "suite.schema.json",
+        "docs/suite.md",
+        "generated_tests/test_dense_native.py",
+    ],
 )
 def test_missing_file(small: Path, name: str) -> None:
     (small.parent / name).unlink()

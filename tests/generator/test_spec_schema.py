@@ -12,7 +12,7 @@ import pytest
 import tomli
 from spec_tools import HERE, ROOT, SMALL, codes_in, errors_of
 
-from generator.schema import schema_text
+from generator.schema import schema, schema_text
 
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(schema_text()))
 SHAPE = {"E-unknown-key", "E-missing-key", "E-wrong-type", "E-bad-value", "E-out-of-range", "E-empty", "E-too-long"}
@@ -58,3 +58,15 @@ def test_wrong_shapes_are_refused_by_the_schema_too() -> None:
 def test_every_key_is_described_or_plain() -> None:
     """No title that pydantic makes up is left: editors would show it instead of the description."""
     assert '"title"' not in schema_text().replace('"title": "attnmatrix suite"', "")
+
+
+def test_every_key_is_explained_where_people_look_for_it() -> None:
+    """In an editor, by the schema, and on the page made of it."""
+    page = (ROOT / "docs/suite.md").read_text(encoding="utf-8")
+    whole = schema()
+    for name, table in {"The file": whole, **whole["$defs"]}.items():
+        of_table = page.partition(f"## {name}\n")[2].partition("\n## ")[0]
+        for key, value in table["properties"].items():
+            assert value.get("description") or "$ref" in value, f"{name}.{key}"
+            row = next(line for line in of_table.splitlines() if line.startswith(f"| `{key}` |"))
+            assert len(row.split("|")[4].strip()) > 5, row

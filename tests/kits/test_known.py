@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 import pytest
 
-from kits import KnownFailure, known
-from kits.errors import MetadataError, MismatchError
+from generator.spec import Raises
+from kits import KnownFailure, errors, known
+from kits.errors import CheckFailed, MetadataError, MismatchError
 from tests.kits.subtests import make
 
 ENTRY = KnownFailure(id="entry", action="xfail", kind="bug", reason="a reason", max_abs=(0.3, 1.6), wrong=(0.6, 0.97))
@@ -45,3 +47,10 @@ def test_stated_way_only(error: Exception, says: str | None) -> None:
 def test_when(packages: tuple[str, ...], capability: str | None, holds: bool) -> None:
     entry = dataclasses.replace(ENTRY, packages=packages, capability=capability)
     assert known.applies(make("x:y", known_failure=entry)) is holds
+
+
+def test_a_known_failure_may_end_in_every_failed_check() -> None:
+    checks = {
+        kind.__name__ for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CheckFailed)
+    }
+    assert set(get_args(Raises)) == checks - {"CheckFailed"}
