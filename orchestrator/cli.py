@@ -103,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "errors":
             say("\n".join(f"{code}  {meaning}" for code, meaning in errors.CODES.items()))
             return 0
-        packages.require(arguments.command)
+        preload = (getattr(arguments, "preload", None) or "").split(",")
+        packages.require(arguments.command, [name for name in packages.SUBTESTS if name in preload])
         return commands[arguments.command](arguments)
     except OrchestratorError as error:
         print(error, file=sys.stderr)

@@ -67,7 +67,7 @@ CODES = {
     "O505": "the output folder cannot be made",
     "O506": "the launcher process died again and again",
     "O508": "an option has a value out of range, or does not go with --resume",
-    "O509": "a package that the orchestrator needs is not installed",
+    "O509": "a package that the orchestrator or the subtests need is not installed",
 }
 
 

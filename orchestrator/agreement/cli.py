@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator import outcomes, processes
+from orchestrator import outcomes, packages, processes
 from orchestrator.agreement import page, verdicts
 from orchestrator.agreement.trials import ENOUGH
 from orchestrator.agreement.verdicts import AGREE, DISAGREE, EMULATION_ONLY, Limit, Pair, Seen, Table
@@ -125,6 +125,7 @@ def passes(pair: Pair) -> bool:
 
 def run_side(tests: Path, output: Path, device: str, workers: int) -> Path:
     """The whole matrix on one side. Subtests may fail there; that is what is compared."""
+    packages.require("run", packages.SUBTESTS)
     command = [sys.executable, "-m", "orchestrator", "run", "--plain", "--tests", str(tests), "--output", str(output)]
     command += ["--workers", str(workers)] if device == "cpu" else []
     print(f"on {device}: {' '.join(command[1:])}", flush=True)

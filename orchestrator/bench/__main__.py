@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator import packages
 from orchestrator.bench import page
 from orchestrator.bench.measuring import Measured, Setting, gpus_here, measure
 from orchestrator.devices import LANES, PER_DEVICE, cpu_count
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     output = arguments.output or Path(".attnmatrix/bench") / time.strftime("%Y%m%d-%H%M%S")
     try:
+        packages.require("run", packages.SUBTESTS)
         wanted = settings(arguments)
         runs: list[Measured] = []
         for setting, number in turns(wanted, arguments.repetitions):

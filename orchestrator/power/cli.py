@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator import processes
+from orchestrator import packages, processes
 from orchestrator.devices import cpu_count
+from orchestrator.errors import OrchestratorError
 from orchestrator.power import page
 from orchestrator.power.results import BROKEN, CAUGHT, GOOD, FaultResult, Report
 
@@ -40,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0: measured, and enough was caught; 1: less than ``REQUIRED``, or than before, or a control was reported;
     2: the measurement proves nothing."""
     chosen = parser().parse_args(arguments)
+    try:
+        packages.require("power", packages.SUBTESTS)
+    except OrchestratorError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     os.environ.update(dict.fromkeys(processes.THREADS, "1"))
     sys.path.insert(0, str(ROOT))
     from orchestrator.power.measuring import Measurement

@@ -105,8 +105,24 @@ def test_what_is_missing_is_said_before_anything_runs(tmp_path, command):
     site = site_of(tmp_path / "site", set(packages.RUN) - {"jinja2", "junitparser"})
     done = orchestrator(site, command, *arguments)
     assert done.returncode == 14
-    assert "error O509: jinja2, junitparser are not installed here" in done.stderr
-    assert "python -m pip install -c constraints.txt jinja2 junitparser" in done.stderr
+    missing, group = ("jinja2, junitparser, torch", "runner")
+    if command != "run":
+        missing, group = "jinja2, junitparser", "orchestrator"
+    assert f"error O509: {missing} are not installed here\n" in done.stderr
+    assert "install them, or run with the `python` that has them; for jinja2, junitparser:\n" in done.stderr
+    assert done.stderr.endswith(f"  python -m pip install -c constraints.txt --group {group}\n")
     assert not (tmp_path / "run").exists()
     bare = orchestrator(tmp_path / "suite", command, *arguments)
     assert "O509" in bare.stderr, "without any package too"
+
+
+def test_torch_is_missed_before_workers_die_for_want_of_it(tmp_path):
+    suite = write_suite(tmp_path / "suite", passing(2))
+    site = site_of(tmp_path / "site", packages.RUN)
+    done = orchestrator(site, "run", "--tests", suite, "--output", tmp_path / "run")
+    assert done.returncode == 14
+    hint = "install it, or run with the `python` that has it"
+    assert done.stderr == f"error O509: torch is not installed here\n  {hint}\n"
+    assert not (tmp_path / "run").exists()
+    done = orchestrator(site, "run", "--tests", suite, "--output", tmp_path / "run", "--preload", "pytest")
+    assert done.returncode == 0, "what subtests do not need is not asked for"
