@@ -25,6 +25,8 @@ from orchestrator.events import EventWriter, RecordError
 from orchestrator.worker import EXIT_DONE, EXIT_RECORD, EXIT_UNFIT, Channel, cannot_record
 
 MAX_TEXT = 20_000
+OTHERWISE = "\n\nnot the known failure "
+"""How the kit begins the sentence, behind the traceback, that a known failure is another than its entry states."""
 MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError")
 
 
@@ -190,7 +192,8 @@ def conclude(job: Mapping[str, Any], reports: list[pytest.TestReport], facts: ob
     if bad is not None:
         if claim == outcomes.UNEXPECTED_PASS and bad.when == "call":
             return outcomes.UNEXPECTED_PASS, one_line(facts, bad)
-        return outcomes.FAILED, one_line(facts if claim == outcomes.FAILED else None, bad)
+        message = one_line(facts if claim == outcomes.FAILED else None, bad)
+        return outcomes.FAILED, "\n".join(filter(None, [otherwise(job, bad), message]))
     if not isinstance(facts, dict):
         skipped = next((report for report in reports if report.skipped), None)
         if skipped is not None:
@@ -237,6 +240,15 @@ def one_line(facts: object, report: pytest.TestReport | None) -> str:
         return prefix + str(report.longrepr[2]).removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     return prefix + (str(crash.message) if crash is not None else str(report.longrepr or ""))
+
+
+def otherwise(job: Mapping[str, Any], report: pytest.TestReport) -> str:
+    """How a subtest that is declared as a known failure failed otherwise. It comes before what went wrong: that alone
+    looks like the known failure."""
+    if job["action"] is None or not isinstance(report.longrepr, str):
+        return ""
+    _, found, rest = f"\n\n{report.longrepr}".rpartition(OTHERWISE)
+    return f"{OTHERWISE}{rest}".strip() if found else ""
 
 
 def describe(reports: list[pytest.TestReport]) -> str:

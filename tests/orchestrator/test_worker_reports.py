@@ -6,7 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from kits import KnownFailure
+from kits.errors import MismatchError
+from kits.pytest_plugin import pytest_runtest_makereport
 from orchestrator.worker_plugin import clip, conclude, recordable
+from tests.kits.subtests import make
 
 JOB = {"id": "dense.aa.eager.one", "action": None}
 FACTS = {"id": JOB["id"], "outcome": "passed", "failure": None}
@@ -62,6 +66,30 @@ def test_typed_outcomes_pass_through():
     facts = FACTS | {"outcome": "unexpected_pass"}
     assert conclude(known, phases("failed"), facts)[0] == "unexpected_pass"
     assert conclude(known, phases("passed", teardown="failed"), facts)[0] == "failed"
+
+
+def test_a_known_failure_that_fails_otherwise_says_so_first():
+    """As the kit itself reports it: the sentence stands behind the traceback, and nowhere in the facts."""
+    entry = KnownFailure(id="entry", action="xfail", kind="bug", reason="a reason", max_abs=(0.5, 1.0))
+    subtest = make("x:y", known_failure=entry)
+    error = MismatchError("row 1 differs", max_abs=0.3655, wrong=0.8, margin=9.0, row=1)
+    item = SimpleNamespace(callspec=SimpleNamespace(params={"subtest": subtest}))
+    call = SimpleNamespace(excinfo=SimpleNamespace(value=error))
+    hook = pytest_runtest_makereport(item, call)
+    next(hook)
+    bare = report("call", "failed", "Traceback\n\nMismatchError: row 1 differs")
+    bare.user_properties = []
+    with pytest.raises(StopIteration) as done:
+        hook.send(bare)
+    made = done.value.value
+    facts = made.user_properties[0][1]
+    job = {"id": subtest.id, "action": "xfail"}
+    outcome, message = conclude(job, [made], facts | {"id": subtest.id})
+    assert outcome == "failed"
+    sentence = "not the known failure 'entry' it is declared as: max_abs is 0.3655, outside the stated range 0.5 to 1"
+    assert message.splitlines() == [sentence, f"{error.check}: row 1 differs"]
+    plain = conclude(job | {"action": None}, [made], facts | {"id": subtest.id})
+    assert plain == ("failed", f"{error.check}: row 1 differs"), "only where the plan knows an entry"
 
 
 def test_the_check_is_named_with_the_message():
