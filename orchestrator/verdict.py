@@ -98,6 +98,11 @@ class Verdict:
         return not self.counts[outcomes.PASSED if must_pass else outcomes.KNOWN_FAILURE]
 
     @property
+    def nothing_tested(self) -> bool:
+        """Whether that is what the run ended in: where something failed, or was not run, that is what to say."""
+        return self.exit_code == outcomes.EXIT_NOTHING
+
+    @property
     def ran(self) -> Counter[str]:
         """How many subtests ran ``native``, ``interpreted``, ``emulated``, or a mixture, which is named as such."""
         out: Counter[str] = Counter()

@@ -30,7 +30,7 @@ def lines(verdict: Verdict) -> Iterator[str]:
     unavailable = verdict.counts[outcomes.UNAVAILABLE]
     if unavailable:
         yield f"::warning title=unavailable::{unavailable} subtests cannot run on this host"
-    if verdict.proves_nothing:
+    if verdict.nothing_tested:
         yield f"::error title=nothing was tested::{data(NOTHING)}"
     yield f"::notice title=attention matrix::{data(count_line(verdict.counts))}"
 

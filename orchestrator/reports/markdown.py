@@ -42,7 +42,7 @@ def headline(verdict: Verdict) -> str:
     text += f"**{len(verdict.results)} planned: {count_line(verdict.counts)}**"
     ran = ", ".join(f"{count} {kind}" for kind, count in verdict.ran.most_common())
     text += f"  \nran: {ran}" if ran else ""
-    text += f"\n\n**{NOTHING}**" if verdict.proves_nothing else ""
+    text += f"\n\n**{NOTHING}**" if verdict.nothing_tested else ""
     missing = [result.planned.id for result in verdict.results if result.outcome == outcomes.NOT_RUN]
     if missing:
         text += f"\n\n**Not run:** {len(missing)}, the first `{missing[0]}`"

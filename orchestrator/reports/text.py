@@ -93,7 +93,7 @@ def summary(verdict: Verdict, wall: float | None = None) -> str:
         if unwanted:
             both = ",".join(sorted({*verdict.run.allow_unavailable, *unwanted}))
             lines.append(f"  not allowed: {', '.join(unwanted)}; where it is meant: --allow-unavailable {both}")
-    if verdict.proves_nothing:
+    if verdict.nothing_tested:
         lines.append(NOTHING)
     thin = verdict.thinnest()
     if thin:

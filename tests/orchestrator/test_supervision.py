@@ -109,6 +109,13 @@ def test_a_run_that_tested_nothing_is_no_success(bench):
     assert suite.run("dense.aa.eager.xfail", output="known").code == 0, "of a known failure, that it was seen"
 
 
+def test_a_rerun_that_fails_again_has_tested_something(bench):
+    done = bench(["dense.aa.eager.fail", "dense.aa.eager.pass_1"]).run("dense.aa.eager.fail")
+    assert done.code == 1
+    for text in (done.out, (done.folder / "summary.md").read_text()):
+        assert "NOTHING WAS TESTED" not in text
+
+
 @pytest.mark.parametrize(
     ("kind", "system", "machine", "accepted"),
     [
