@@ -49,8 +49,7 @@ class Progress:
         if outcome not in outcomes.EXPECTED and outcome != outcomes.UNAVAILABLE:
             self.shown += 1
             if self.shown <= MAX_SHOWN:
-                lines = attempt.message.strip().splitlines()
-                self.say(f"{outcomes.PHRASES[outcome][0].upper()} {attempt.id}: {lines[0][:200] if lines else ''}")
+                self.say(f"{outcomes.PHRASES[outcome][0].upper()} {attempt.id}: {headline(attempt.message)}")
             elif self.shown == MAX_SHOWN + 1:
                 self.say("... more failures follow; they are listed at the end")
 
@@ -114,6 +113,13 @@ class LiveProgress(Progress):
 
     def end(self) -> None:
         self.live.stop()
+
+
+def headline(message: str) -> str:
+    """The first line of a message, and of a list that it announces the first item."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    head = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return head[:200]
 
 
 def lane_words(supervisor: Supervisor, lane: int, device: str | None) -> tuple[str, str, str]:

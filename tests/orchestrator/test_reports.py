@@ -206,6 +206,13 @@ def test_plain_progress_tells_failures_at_once_and_the_rest_now_and_then():
     assert clock(125) == "2:05"
 
 
+def test_a_live_line_that_announces_a_list_has_its_first_item():
+    stream = io.StringIO()
+    message = "metadata: 2 metadata invariant(s) broken:\n\n  kv_indptr: must not fall\n  page_table: -1 at row 2"
+    Progress(stream)(Stub, Attempt("a.b.c.d", 0, "failed", "w1", message=message))
+    assert stream.getvalue() == "FAILED a.b.c.d: metadata: 2 metadata invariant(s) broken: kv_indptr: must not fall\n"
+
+
 def test_progress_survives_a_closed_stream(tmp_path):
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
