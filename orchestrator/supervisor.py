@@ -19,6 +19,7 @@ from types import FrameType
 from orchestrator import outcomes, processes
 from orchestrator.caches import cache_env
 from orchestrator.crew import START_LIMIT, Crew, Worker
+from orchestrator.endings import MAX_DUMP, explain, pointer
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import EventTail, EventWriter, RecordError
 from orchestrator.folder import Folder
@@ -36,6 +37,8 @@ MAX_COLLECT_DEATHS = 4
 there counts twice: it took its time."""
 MAX_LOST = 2
 """How often a subtest may be taken from its process, or its result be lost, before it counts as crashed."""
+MAX_DETAIL = 8000
+"""Characters of a worker's log that are kept with a judgement."""
 STRIKES = 3
 """Unrelated subtests that must break on a device before it is set aside."""
 
@@ -341,20 +344,11 @@ class Supervisor:
     def judge(self, worker: Worker, job: Job, how: str) -> None:
         """Write down that a subtest ended its worker, and how."""
         spent = round(time.monotonic() - worker.since, 3)
-        planned = job.planned
-        outcome, detail = outcomes.CRASHED, worker.log_tail()
-        if worker.killed == "deadline":
-            outcome, message = outcomes.TIMEOUT, f"no end after {self.options.deadline:g} s; its worker was killed"
-        elif planned.action == "crash" and how == "exit:0":
-            message = "its process left with exit:0, which is no crash"
-        elif planned.action == "crash" and planned.required_exit in (None, how):
-            outcome, message = outcomes.KNOWN_FAILURE, f"crashed as required: {how}"
-        elif planned.action == "crash":
-            message = f"crashed with {how}; the known failure requires {planned.required_exit}"
-        else:
-            message = f"its worker ended inside it: {how}"
-            if how == "SIGKILL":
-                message += " (the kernel's out-of-memory killer, unless somebody killed it by hand)"
+        outcome, message = explain(job.planned, how, self.options.deadline if worker.killed == "deadline" else None)
+        log = worker.log_tail(MAX_DUMP)
+        if outcome != outcomes.KNOWN_FAILURE:
+            message += pointer(worker.log, log)
+        detail = log[-MAX_DETAIL:]
         self.write_judgement(job, outcome, message, worker, detail, spent)
 
     def write_judgement(
@@ -381,7 +375,7 @@ class Supervisor:
                 condemned += self.scheduler.drop(lambda job: job.planned.file == file)
                 worker.queue = type(worker.queue)(job for job in worker.queue if job.planned.file != file)
                 for job in condemned:
-                    message = f"workers end while they collect {file}: {how}"
+                    message = f"workers end while they collect {file}: {how}\nits log: {worker.log}"
                     self.write_judgement(job, outcomes.CRASHED, message, worker, worker.log_tail())
                 return
         if not worker.finished and (worker.queue or not worker.ready):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -63,6 +64,20 @@ def test_every_misbehaviour_has_its_own_outcome(bench):
     alone = suite.ran("dense.bb.known.abort")[0].split()[0]
     others = {line.split()[0] for id in ids if id != "dense.bb.known.abort" for line in suite.ran(id)}
     assert alone not in others
+
+
+def test_a_crash_and_a_hang_say_where_they_were_and_where_their_log_is(bench):
+    done = bench(["dense.aa.eager.segv", "dense.aa.eager.hang"]).run("--deadline", "0.6", "--workers", "1")
+    lines = done.out.splitlines()
+    says = {"segv": "CRASHED", "hang": "TIMED OUT"}
+    for act, name in (("segv", "segfault"), ("hang", "hang")):
+        found = [line.strip() for line in lines[lines.index(f"{says[act]} dense.aa.eager.{act}") :]]
+        assert re.fullmatch(rf"it was in orchestrator/campaign/acts\.py:\d+ \({name}\)", found[2]), found[:4]
+        log = Path(found[3].removeprefix("its log: "))
+        assert log.parent == done.folder / "logs"
+        assert name in log.read_text()
+        for report in ("summary.md", "results.json", "junit.xml", "index.html"):
+            assert log.name in (done.folder / report).read_text()
 
 
 def test_a_clean_run_exits_with_zero_and_says_what_ran(bench):
