@@ -191,7 +191,7 @@ def conclude(job: Mapping[str, Any], reports: list[pytest.TestReport], facts: ob
     claim = text_of(facts, "outcome")
     if bad is not None:
         if claim == outcomes.UNEXPECTED_PASS and bad.when == "call":
-            return outcomes.UNEXPECTED_PASS, one_line(facts, bad)
+            return outcomes.UNEXPECTED_PASS, unexpected(one_line(facts, bad))
         message = one_line(facts if claim == outcomes.FAILED else None, bad)
         return outcomes.FAILED, "\n".join(filter(None, [otherwise(job, bad), message]))
     if not isinstance(facts, dict):
@@ -240,6 +240,13 @@ def one_line(facts: object, report: pytest.TestReport | None) -> str:
         return prefix + str(report.longrepr[2]).removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     return prefix + (str(crash.message) if crash is not None else str(report.longrepr or ""))
+
+
+def unexpected(message: str) -> str:
+    """A message without its outcome in front, which every report says itself."""
+    for prefix in ("unexpected_pass: ", "unexpected pass: "):
+        message = message.removeprefix(prefix)
+    return message
 
 
 def otherwise(job: Mapping[str, Any], report: pytest.TestReport) -> str:

@@ -95,8 +95,9 @@ def failing(id: str, record: Callable[[str, object], None]) -> None:
 
 
 def unexpected(id: str, record: Callable[[str, object], None]) -> None:
-    record("attnmatrix", facts(id, "unexpected_pass", known_failure="fake_bug"))
-    pytest.fail("unexpected pass: delete the entry fake_bug", pytrace=False)
+    failure = {"check": "unexpected_pass", "message": "unexpected pass: delete the entry fake_bug"}
+    record("attnmatrix", facts(id, "unexpected_pass", known_failure="fake_bug", failure=failure))
+    pytest.fail(failure["message"], pytrace=False)
 
 
 def known(id: str, record: Callable[[str, object], None]) -> None:

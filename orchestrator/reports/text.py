@@ -55,7 +55,7 @@ def failure_lines(verdict: Verdict, result: Result) -> Iterable[str]:
             facts.append(f"row {shown.row}")
         if facts:
             yield f"    {', '.join(facts)}"
-    if result.outcome == outcomes.UNEXPECTED_PASS:
+    if result.outcome == outcomes.UNEXPECTED_PASS and not result.message:  # of one that was to crash: nothing is said
         yield f"    it passes now: delete the entry {result.planned.known_failure} from suite.toml, or narrow it"
     if len(result.attempts) > 1:
         yield f"    {len(result.attempts)} attempts: {count_line(result.tally)}"

@@ -50,6 +50,13 @@ def test_every_misbehaviour_has_its_own_outcome(bench):
     assert len(found) == len(ids)
     assert done.code == 1
     # What is told about them
+    lines = done.out.splitlines()
+    for id, words in (("attack.xpass", "delete the entry fake_bug"), ("known.pass", "it passes now: delete the entry")):
+        at = next(n for n, line in enumerate(lines) if re.fullmatch(rf"UNEXPECTED PASS dense\.\w+\.{id}", line))
+        block = "\n".join(lines[at + 1 :]).partition("rerun: ")[0]
+        assert words in block
+        assert block.count("delete the entry") == 1
+        assert "unexpected" not in block
     assert "rerun: python -m orchestrator run --tests" in done.out
     assert f"python -m pytest '{suite.suite}/test_dense_aa.py::test_attack[fail]'" in done.out
     assert "15.5 x the tolerance" in done.out

@@ -92,6 +92,16 @@ def test_a_known_failure_that_fails_otherwise_says_so_first():
     assert plain == ("failed", f"{error.check}: row 1 differs"), "only where the plan knows an entry"
 
 
+def test_an_unexpected_pass_is_said_once():
+    """The report's line begins with it."""
+    said = "unexpected pass: it is declared as known failure 'entry' but passes; delete this entry"
+    facts = FACTS | {"outcome": "unexpected_pass", "failure": {"check": "unexpected_pass", "message": said}}
+    job = {"id": JOB["id"], "action": "xfail"}
+    words = "it is declared as known failure 'entry' but passes; delete this entry"
+    assert conclude(job, phases("failed"), facts) == ("unexpected_pass", words)
+    assert conclude(job, phases("failed", longrepr=said), facts | {"failure": None})[1] == words
+
+
 def test_the_check_is_named_with_the_message():
     facts = FACTS | {"outcome": "failed", "failure": {"check": "kv_integrity", "message": "slot 7 changed"}}
     assert conclude(JOB, phases("failed"), facts) == ("failed", "kv_integrity: slot 7 changed")
