@@ -24,6 +24,8 @@ nox.options.error_on_missing_interpreters = True
 
 ROOT = Path(__file__).parent
 HEAVY = ("torch", "triton")
+OLDEST = (3, 11)
+MANIFEST = ROOT / "generated_tests" / "manifest.json"
 
 
 @nox.session(python=False, tags=["matrix"])
@@ -105,7 +107,9 @@ def suite_of(session: nox.Session) -> tuple[str, list[str]]:
     options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_argument("--profile")
     chosen, others = options.parse_known_args(session.posargs)
-    manifest = json.loads(read("generated_tests/manifest.json"))
+    if not MANIFEST.is_file():
+        session.error(f"{MANIFEST.relative_to(ROOT)} is missing: run `nox -s generate`")
+    manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
     within = {manifest["profile"], *(name for row in manifest["subtests"] for name in row["profiles"])}
     if chosen.profile is None or chosen.profile in within:
         return "generated_tests", list(session.posargs)
@@ -129,6 +133,9 @@ def matrix_python(session: nox.Session) -> str:
 
 def environment(session: nox.Session, name: str) -> str:
     """The interpreter of the shared environment ``name``, made and installed where it is missing or out of date."""
+    if sys.version_info < OLDEST:
+        oldest, here = ".".join(map(str, OLDEST)), ".".join(map(str, sys.version_info[:3]))
+        session.error(f"attnmatrix needs Python {oldest} or newer, and nox runs on {here} ({sys.executable})")
     if installs_nothing(session):
         return sys.executable
     home = ROOT / ".nox" / name
