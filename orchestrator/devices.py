@@ -132,6 +132,8 @@ def check_order(devices: Sequence[Device], words: Sequence[str], env: Mapping[st
 def allowed(env: Mapping[str, str]) -> list[Device]:
     """Devices inside what the caller allows: CUDA_VISIBLE_DEVICES first, then ATTNMATRIX_DEVICES within it."""
     wanted = env.get("ATTNMATRIX_DEVICE", "")
+    if wanted not in ("", "cpu", "cuda"):
+        raise OrchestratorError("O402", f"ATTNMATRIX_DEVICE is {short(wanted)}", "it takes cpu or cuda")
     if wanted == "cpu" or env.get("ATTNMATRIX_DEVICES") == "cpu":
         return []
     visible = env.get("CUDA_VISIBLE_DEVICES")

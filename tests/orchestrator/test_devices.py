@@ -68,6 +68,8 @@ def test_all_devices_are_allowed_unless_the_caller_narrows_them(smi):
         ({"CUDA_VISIBLE_DEVICES": "GPU"}, "O402"),
         ({"CUDA_VISIBLE_DEVICES": "0", "ATTNMATRIX_DEVICES": "1"}, "O402"),
         ({"CUDA_VISIBLE_DEVICES": "", "ATTNMATRIX_DEVICE": "cuda"}, "O405"),
+        ({"ATTNMATRIX_DEVICE": "cpuu"}, "O402"),
+        ({"ATTNMATRIX_DEVICE": "cuda:0", "ATTNMATRIX_DEVICES": "cpu"}, "O402"),
     ],
 )
 def test_a_device_that_is_not_there_is_an_error(smi, env, code):
