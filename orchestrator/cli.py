@@ -24,6 +24,7 @@ from orchestrator.reports import text, write_reports
 from orchestrator.running import PRELOAD, Request, default_output, describe, execute, prepare, remember, reopen
 from orchestrator.selection import Selection
 from orchestrator.verdict import Verdict, build_verdict, read_ledger
+from orchestrator.wording import count
 
 EPILOG = """exit codes:
   0  every planned subtest ended as expected, or is unavailable for a reason that is allowed
@@ -180,10 +181,10 @@ def describe_plan(run: Run, plan: Plan, left: int) -> str:
     total = len(plan.subtests)
     if run.part:
         mine = sum(len(block.subtests) for block in plan.shards[run.part[0] - 1])
-        head = f"shard {run.part[0]}/{run.part[1]}: {mine} of {total} subtests"
+        head = f"shard {run.part[0]}/{run.part[1]}: {mine} of {count(total, 'subtest')}"
     else:
-        head = f"{total} subtests in {len(plan.shards)} shards"
-    return head if left == total * run.repeat or run.part else f"{head}, {left} runs to go"
+        head = f"{count(total, 'subtest')} in {count(len(plan.shards), 'shard')}"
+    return head if left == total * run.repeat or run.part else f"{head}, {count(left, 'run')} to go"
 
 
 def plan_on(lanes: Lanes, request: Request, shards: int | None) -> tuple[Manifest, Plan]:
@@ -197,10 +198,9 @@ def plan_command(arguments: argparse.Namespace) -> int:
     lanes = foresee_lanes(arguments.workers, arguments.workers_per_device)
     _, plan = plan_on(lanes, request_of(arguments), arguments.shards)
     for shard, blocks in enumerate(plan.shards, 1):
-        modules = len({block.file for block in blocks})
-        count = sum(len(block.subtests) for block in blocks)
-        seconds = plan.cost(shard - 1)
-        say(f"shard {shard}/{len(plan.shards)}  {count} subtests  {modules} modules  about {seconds:.1f} s")
+        modules = count(len({block.file for block in blocks}), "module")
+        subtests = count(sum(len(block.subtests) for block in blocks), "subtest")
+        say(f"shard {shard}/{len(plan.shards)}  {subtests}  {modules}  about {plan.cost(shard - 1):.1f} s")
     return 0
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.manifest import short
+from orchestrator.wording import count
 
 QUERY = ("nvidia-smi", "--query-gpu=index,uuid,mig.mode.current,name", "--format=csv,noheader")
 CONTROL = Path("/dev/nvidiactl")
@@ -182,6 +183,7 @@ def lease(
     folder = lease_folder(env)
     until = time.monotonic() + wait
     told = False
+    held = f"all {len(devices)} devices are leased" if len(devices) > 1 else "the one device is leased"
     while True:
         mine: list[Device] = []
         for device in devices:
@@ -202,11 +204,9 @@ def lease(
         if mine:
             return mine
         if time.monotonic() > until:
-            raise OrchestratorError(
-                "O403", f"all {len(devices)} devices are leased by other runs", "wait for them, or longer with --wait S"
-            )
+            raise OrchestratorError("O403", f"{held} by other runs", "wait for them, or longer with --wait S")
         if not told:
-            print(f"all {len(devices)} devices are leased by other runs; waiting up to {wait:g} s", flush=True)
+            print(f"{held} by other runs; waiting up to {wait:g} s", flush=True)
             told = True
         time.sleep(0.5)
 
@@ -241,14 +241,17 @@ def lanes_on(
     cores = cpu_count()
     if not mine:
         number = workers or min(LANES, cores)
-        noun = "worker runs" if number == 1 else "workers run"
-        why = "The GPUs stay unused" if env.get("ATTNMATRIX_DEVICE") == "cpu" else "No GPU here"
-        sentence = f"{why}: {number} {noun} them on the CPU ({cores} cores), one thread each."
+        asked = "cpu" in (env.get("ATTNMATRIX_DEVICE"), env.get("ATTNMATRIX_DEVICES"))
+        if asked:
+            head = f"Running on the CPU as asked: {count(number, 'worker')}"
+        else:
+            head = f"No GPU here: {count(number, 'worker')} {'runs' if number == 1 else 'run'} them on the CPU"
+        sentence = f"{head} ({count(cores, 'core')}), one thread each."
         return Lanes(["cpu"] * number, "cpu", sentence)
     each = per_device or max(1, min(PER_DEVICE, ON_DEVICES // len(mine), cores // CORES_EACH // len(mine)))
     number = workers or each * len(mine)
     lanes = [mine[lane % len(mine)].uuid for lane in range(number)]
     names = sorted({device.name for device in mine})
-    sentence = f"{number} workers on {len(mine)} GPU{'s' if len(mine) > 1 else ''} ({', '.join(names)})"
+    sentence = f"{count(number, 'worker')} on {count(len(mine), 'GPU')} ({', '.join(names)})"
     sentence += f"; {taken} more in use elsewhere or not needed." if taken else "."
     return Lanes(lanes, names[0], sentence)

@@ -11,6 +11,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.files import open_plain
 from orchestrator.folder import Folder, Run, bulk
 from orchestrator.planning import Plan
+from orchestrator.wording import count
 
 SAME = (
     ("spec_sha256", "O302", "specs"),
@@ -58,14 +59,15 @@ def merge(
         for path in [*source.event_files(), *source.journals()]:
             copy_events(path, folder.events / f"s{part:03d}-{path.name}")
     lacking = sorted(set(range(1, len(plan.shards) + 1)) - set(parts)) if 0 not in parts else []
-    count = sum(len(block.subtests) for shard in lacking for block in plan.shards[shard - 1])
+    missing = sum(len(block.subtests) for shard in lacking for block in plan.shards[shard - 1])
     total = len(plan.subtests)
     if lacking:
         names = ", ".join(f"{shard}/{len(plan.shards)}" for shard in lacking)
-        line = f"missing: shard {names} ({count} of {total} subtests)"
+        line = f"missing: shard {names} ({missing} of {count(total, 'subtest')})"
     else:
         line = (
-            f"{len(paths)} runs partition the plan: {total} subtests, none missing, none twice "
+            f"{count(len(paths), 'run')} {'partitions' if len(paths) == 1 else 'partition'} the plan: "
+            f"{count(total, 'subtest')}, none missing, none twice "
             f"(spec {first.spec_sha256[:12]}, commit {first.short_commit})"
         )
     kinds = sorted({run.device_kind for run, _ in loaded})

@@ -25,6 +25,7 @@ from orchestrator.scheduling import Scheduler
 from orchestrator.selection import Selection, select
 from orchestrator.supervisor import Options, Supervisor, Watch
 from orchestrator.verdict import Verdict, build_verdict, read_ledger, settle
+from orchestrator.wording import count
 
 PRELOAD = ("kits.preload", "torch", "pytest")
 """What the launcher imports before it forks, so that no worker pays for it. A module that cannot be had is left out."""
@@ -80,7 +81,7 @@ def prepare(request: Request, kind: str) -> tuple[Manifest, Plan]:
             raise OrchestratorError("O116", f"{manifest.folder / file} is missing", hint)
     shards = request.part[1] if request.part else min(request.shards, len(chosen))
     if shards > len(chosen):
-        raise OrchestratorError("O115", f"{shards} shards for {len(chosen)} subtests")
+        raise OrchestratorError("O115", f"{count(shards, 'shard')} for {count(len(chosen), 'subtest')}")
     seconds = estimate(chosen, recorded(request, kind, alike=request.part is not None))
     return manifest, make_plan(chosen, seconds, shards, libraries=kind != "cpu")
 

@@ -27,6 +27,7 @@ from orchestrator.ledger import Attempt, Ledger
 from orchestrator.manifest import Planned
 from orchestrator.scheduling import Job, Scheduler
 from orchestrator.verdict import settle
+from orchestrator.wording import count
 from orchestrator.worker import EXIT_UNFIT
 
 TICK = 0.2
@@ -143,7 +144,7 @@ class Supervisor:
             if not self.workers:
                 left = self.scheduler.waiting
                 raise OrchestratorError(
-                    "O503", f"no worker is left to run {left} subtests", f"logs: {self.folder.logs}"
+                    "O503", f"no worker is left to run {count(left, 'subtest')}", f"logs: {self.folder.logs}"
                 )
             rang, ended, lost = crew.wait(TICK)
             for worker in rang or list(self.workers.values()):
@@ -339,7 +340,9 @@ class Supervisor:
         if not expected and how != f"exit:{EXIT_UNFIT}":
             self.restarts += 1
             if self.restarts > self.options.max_restarts:
-                raise OrchestratorError("O504", f"{self.restarts} workers had to be replaced; the rest is not run")
+                raise OrchestratorError(
+                    "O504", f"{count(self.restarts, 'worker')} had to be replaced; the rest is not run"
+                )
 
     def judge(self, worker: Worker, job: Job, how: str) -> None:
         """Write down that a subtest ended its worker, and how."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from orchestrator import outcomes
 from orchestrator.reports.text import NOTHING, count_line, reproduce
 from orchestrator.verdict import Verdict
+from orchestrator.wording import count
 
 LIMIT = 10
 MAX_TEXT = 800
@@ -26,10 +27,10 @@ def lines(verdict: Verdict) -> Iterator[str]:
         yield f"::error title=more failures::{len(failures) - len(shown)} more; the job summary lists them"
     missing = verdict.counts[outcomes.NOT_RUN]
     if missing:
-        yield f"::error title=not run::{missing} planned subtests were not run"
+        yield f"::error title=not run::{count(missing, 'planned subtest')} {'was' if missing == 1 else 'were'} not run"
     unavailable = verdict.counts[outcomes.UNAVAILABLE]
     if unavailable:
-        yield f"::warning title=unavailable::{unavailable} subtests cannot run on this host"
+        yield f"::warning title=unavailable::{count(unavailable, 'subtest')} cannot run on this host"
     if verdict.nothing_tested:
         yield f"::error title=nothing was tested::{data(NOTHING)}"
     yield f"::notice title=attention matrix::{data(count_line(verdict.counts))}"

@@ -6,7 +6,7 @@ import html
 from collections import Counter, defaultdict
 
 from orchestrator import outcomes
-from orchestrator.reports.text import NOTHING, count_line, reproduce, shard_lines
+from orchestrator.reports.text import NOTHING, count_line, noted, reproduce, shard_lines
 from orchestrator.verdict import Result, Verdict
 
 MAX_BYTES = 1_000_000
@@ -49,7 +49,7 @@ def headline(verdict: Verdict) -> str:
     for remark in verdict.remarks:
         text += f"\n\n> {html.escape(remark)}"
     if verdict.noted:
-        text += f"\n\n> {verdict.noted} lines in the events files are no events and count for nothing"
+        text += f"\n\n> {noted(verdict)}"
     return text
 
 

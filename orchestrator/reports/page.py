@@ -17,6 +17,7 @@ from jinja2 import Environment
 from orchestrator import outcomes
 from orchestrator.reports.text import count_line, reproduce, rerun
 from orchestrator.verdict import Result, Verdict
+from orchestrator.wording import count
 
 TEMPLATE = Path(__file__).parent / "template"
 MAX_MESSAGE = 3000
@@ -56,7 +57,7 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.started)) if 0 < run.started < 1e11 else "unknown"
     ran = ", ".join(f"{count} {kind}" for kind, count in verdict.ran.most_common()) or "nothing"
     out = [("profile", run.profile), ("spec", run.spec_sha256[:12]), ("commit", run.short_commit), ("begun", when)]
-    out += [("on", f"{run.device_kind}, {run.workers} workers"), ("ran", ran)]
+    out += [("on", f"{run.device_kind}, {count(run.workers, 'worker')}"), ("ran", ran)]
     if verdict.cost is not None and not run.merged:
         out.append(("took", f"{verdict.cost.wall:.1f} s, {verdict.cost.own:.1%} of it the orchestrator's own"))
     return out

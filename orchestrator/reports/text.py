@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from orchestrator import outcomes
 from orchestrator.folder import Run
 from orchestrator.verdict import Result, Verdict
+from orchestrator.wording import count
 
 MAX_FAILURES = 60
 MAX_LINES = 12
@@ -72,7 +73,13 @@ def shard_lines(verdict: Verdict) -> Iterable[str]:
         results = by_shard[shard]
         seconds = sum(result.seconds for result in results)
         counts = Counter(result.outcome for result in results)
-        yield f"shard {shard + 1}/{number}  {len(results):5d} subtests  {seconds:7.1f} s  {count_line(counts)}"
+        noun = f"{'subtest' if len(results) == 1 else 'subtests':8}"
+        yield f"shard {shard + 1}/{number}  {len(results):5d} {noun}  {seconds:7.1f} s  {count_line(counts)}"
+
+
+def noted(verdict: Verdict) -> str:
+    are = "is no event and counts" if verdict.noted == 1 else "are no events and count"
+    return f"{count(verdict.noted, 'line')} in the events files {are} for nothing"
 
 
 def summary(verdict: Verdict, wall: float | None = None) -> str:
@@ -112,6 +119,6 @@ def summary(verdict: Verdict, wall: float | None = None) -> str:
             lines.append(f"NOT RUN: {len(names)}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}")
     lines += [f"note: {remark}" for remark in verdict.remarks]
     if verdict.noted:
-        lines.append(f"note: {verdict.noted} lines in the events files are no events and count for nothing:")
+        lines.append(f"note: {noted(verdict)}:")
         lines += [f"  {note}" for note in verdict.notes[:5]]
     return "\n".join(lines)

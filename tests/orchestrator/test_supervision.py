@@ -62,7 +62,7 @@ def test_every_misbehaviour_has_its_own_outcome(bench):
     assert "15.5 x the tolerance" in done.out
     assert "row 1" in done.out
     assert "\x1b[31m" not in done.out, "control characters of a subtest reach the terminal"
-    assert "no GPU" in done.out or "GPUs stay unused" in done.out
+    assert "Running on the CPU as asked: 2 workers (" in done.out
     assert done.out.count("\nshard ") == 4
     assert done.results["foreign_lines"] > 5, "garbage is counted"
     stack = next((done.folder / "events").glob("supervisor.jsonl")).read_text()
@@ -71,6 +71,15 @@ def test_every_misbehaviour_has_its_own_outcome(bench):
     alone = suite.ran("dense.bb.known.abort")[0].split()[0]
     others = {line.split()[0] for id in ids if id != "dense.bb.known.abort" for line in suite.ran(id)}
     assert alone not in others
+
+
+def test_one_is_said_as_one(bench):
+    suite = bench(["dense.aa.eager.pass_1"])
+    done = suite.run("--workers", "1")
+    assert done.out.startswith("1 subtest in 1 shard. Running on the CPU as asked: 1 worker (")
+    assert "\nshard 1/1      1 subtest   " in done.out
+    planned = suite.call("plan", "--tests", str(suite.suite)).out
+    assert planned.startswith("shard 1/1  1 subtest  1 module  about ")
 
 
 def test_a_crash_and_a_hang_say_where_they_were_and_where_their_log_is(bench):
