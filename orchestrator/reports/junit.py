@@ -7,7 +7,7 @@ from collections import defaultdict
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from orchestrator import outcomes
-from orchestrator.reports.text import reproduce
+from orchestrator.reports.text import attempts_line, reproduce
 from orchestrator.verdict import Result, Verdict
 
 KINDS = {
@@ -34,6 +34,8 @@ def render(verdict: Verdict) -> str:
         suite = TestSuite(name)
         suite.add_property("spec_sha256", verdict.run.spec_sha256)
         suite.add_property("commit", verdict.run.commit)
+        if verdict.run.repeat > 1:
+            suite.add_property("attempts", attempts_line(results, verdict.run.repeat))
         suite.add_testcases([case_of(verdict, result, name) for result in results])
         xml.append(suite)
     xml.update_statistics()

@@ -77,6 +77,16 @@ def shard_lines(verdict: Verdict) -> Iterable[str]:
         yield f"shard {shard + 1}/{number}  {len(results):5d} {noun}  {seconds:7.1f} s  {count_line(counts)}"
 
 
+def attempts_line(results: Iterable[Result], repeat: int) -> str:
+    """``5 of 5 attempts passed``; what did not pass follows."""
+    tally: Counter[str] = Counter()
+    for result in results:
+        tally += result.tally
+        tally[outcomes.NOT_RUN] += max(0, repeat - len(result.attempts))
+    passed, total = tally.pop(outcomes.PASSED, 0), tally.total()
+    return f"{passed} of {passed + total} attempts passed" + (f", {count_line(tally)}" if total else "")
+
+
 def noted(verdict: Verdict) -> str:
     are = "is no event and counts" if verdict.noted == 1 else "are no events and count"
     return f"{count(verdict.noted, 'line')} in the events files {are} for nothing"
@@ -89,6 +99,8 @@ def summary(verdict: Verdict, wall: float | None = None) -> str:
     own = f", {verdict.cost.own:.0%} of it the orchestrator's own" if verdict.cost is not None else ""
     took = f" in {wall:.1f} s{own}" if wall is not None else ""
     lines.append(f"{len(verdict.results)} planned{took}: {count_line(counts)}")
+    if verdict.run.repeat > 1:
+        lines.append(attempts_line(verdict.results, verdict.run.repeat))
     ran = verdict.ran
     if ran:
         lines.append("ran: " + ", ".join(f"{count} {kind}" for kind, count in ran.most_common()))

@@ -251,4 +251,19 @@ def test_repetition_in_fresh_processes_is_evidence(bench):
     done = suite.run("--repeat", "3", "--fresh-process", "--workers", "2")
     assert done.row(ids[0])["attempts"] == {"unexpected_pass": 3}
     assert done.row(ids[1])["outcome"] == "flaky"
+    assert re.search(r"^[12] of 6 attempts passed, 3 unexpected passes, [12] failed$", done.out, re.M), done.out
     assert len({line.split()[0] for id in ids for line in suite.ran(id)}) == 6
+
+
+def test_one_subtest_is_repeated_in_one_process(bench):
+    """Its own next item: pytest must set it up anew all the same."""
+    suite = bench(["dense.aa.eager.pass"])
+    done = suite.run("--repeat", "5", "--workers", "1")
+    assert done.row("dense.aa.eager.pass")["attempts"] == {"passed": 5}, done.out
+    assert len({line.split()[0] for line in suite.ran("dense.aa.eager.pass")}) == 1
+
+
+def test_repetition_says_how_many_attempts_passed(bench):
+    done = bench(["dense.aa.eager.pass"]).run("--repeat", "5")
+    assert "\n5 of 5 attempts passed\n" in done.out
+    assert '<property name="attempts" value="5 of 5 attempts passed"' in (done.folder / "junit.xml").read_text()
