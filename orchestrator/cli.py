@@ -135,7 +135,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         try:
 
             def begin(left: int) -> None:
-                say(f"{describe_plan(run, plan, left)}. {lanes.sentence}")
+                say(f"{describe_plan(run, plan, left)}.{f' {lanes.sentence}' if left else ''}")
                 progress.start(left)
 
             ended = execute(request, folder, run, plan, lanes, lock, progress, begin)
@@ -184,6 +184,8 @@ def describe_plan(run: Run, plan: Plan, left: int) -> str:
         head = f"shard {run.part[0]}/{run.part[1]}: {mine} of {count(total, 'subtest')}"
     else:
         head = f"{count(total, 'subtest')} in {count(len(plan.shards), 'shard')}"
+    if not left:
+        return f"{head}, nothing left to run"
     return head if left == total * run.repeat or run.part else f"{head}, {count(left, 'run')} to go"
 
 

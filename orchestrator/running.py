@@ -65,7 +65,8 @@ class Ended:
     verdict: Verdict
     error: OrchestratorError | None
     stopped: str
-    wall: float
+    wall: float | None
+    """None where nothing was left to run."""
 
 
 @bulk()
@@ -141,6 +142,8 @@ def execute(
     known = recorded(request, run.device_kind, alike=False)
     scheduler = schedule(run, plan, ledger, len(lanes.devices), known)
     prelude(scheduler.waiting)
+    if not scheduler.waiting:
+        return Ended(build_verdict(run, plan, ledger), None, "", None)
     options = Options(
         tests=Path(run.tests).resolve(), deadline=run.deadline, start_limit=request.start_limit, confirm=run.confirm,
         repeat=run.repeat, fresh=run.fresh, interpreters=request.interpreters or sys.platform != "linux",

@@ -181,7 +181,11 @@ def test_resume_runs_only_what_is_missing(bench):
     assert [id for id in done.outcomes() if len(suite.ran(id)) > 1] == lost
     again = suite.run("--resume", str(first.folder))
     assert again.code == first.code == 1
-    assert "0 runs to go" in again.out
+    assert again.out.startswith("8 subtests in 4 shards, nothing left to run.\n")
+    assert "the orchestrator's own" in done.out
+    assert "the orchestrator's own" not in again.out
+    assert again.results["cost"] == done.results["cost"]
+    assert again.results["subtests"] == done.results["subtests"]
 
 
 @pytest.mark.parametrize("change", ["suite", "tests", "fault", "device"])
