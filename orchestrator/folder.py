@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import json
@@ -138,12 +139,14 @@ class Folder:
     def write_json(self, name: str, value: object) -> None:
         self.write_text(name, json.dumps(value, allow_nan=False, separators=(",", ":")) + "\n")
 
-    def write_text(self, name: str, text: str) -> None:
-        """Whole or not at all."""
+    def write_text(self, name: str, text: str, then: str = "") -> None:
+        """Whole or not at all. ``then``: what to do about it once it can be written."""
         try:
             write_whole(self.path / name, text)
         except OSError as error:
-            raise OrchestratorError("O212", f"cannot write {self.path / name}: {error.strerror}") from None
+            first = "free space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to that"
+            hint = f"{first}, then {then}" if then else ""
+            raise OrchestratorError("O212", f"cannot write {self.path / name}: {error.strerror}", hint) from None
 
     def load(self, like: tuple[bytes, Plan] | None = None) -> tuple[Run, Plan]:
         """Read and check what ``save`` wrote. ``like`` is another folder's plan file with the plan read from it."""

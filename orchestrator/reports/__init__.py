@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 
 from orchestrator.folder import Folder
@@ -25,8 +26,9 @@ def render(name: str, verdict: Verdict) -> str:
 
 def write_reports(folder: Folder, verdict: Verdict) -> None:
     """Write all files into the run folder, and what a GitHub job shows."""
+    then = f"`python -m orchestrator report {shlex.quote(str(folder.path))}`"
     for name in WRITERS:
-        folder.write_text(name, render(name, verdict))
+        folder.write_text(name, render(name, verdict), then)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -171,6 +173,18 @@ def test_tables_follow_the_order_of_the_spec(folder):
     verdict = verdict_of(folder)
     assert verdict.columns == ["eager", "decode_cg"]
     assert verdict.rows == [("dense", "aa"), ("dense", "bb"), ("dense", "cc")]
+
+
+@pytest.mark.parametrize(("code", "first"), [(errno.ENOSPC, "free space"), (errno.EACCES, "see to that")])
+def test_a_report_that_cannot_be_written_says_how_to_have_it_later(folder, monkeypatch, capsys, code, first):
+    def full(path: Path, text: str) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("orchestrator.folder.write_whole", full)
+    assert main(["report", str(folder.path)]) == 11
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"error O212: cannot write {folder.path / 'results.json'}: {os.strerror(code)}"
+    assert said[1] == f"  {first}, then `python -m orchestrator report {folder.path}`"
 
 
 # Progress
