@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from orchestrator.devices import cpu_count
 from orchestrator.errors import OrchestratorError
 from orchestrator.power import page
 from orchestrator.power.results import BROKEN, CAUGHT, GOOD, FaultResult, Report
+from orchestrator.wording import count
 
 ROOT = Path(__file__).parents[2]
 EXIT_BROKEN, EXIT_SHORT = 2, 1
@@ -27,7 +29,11 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m orchestrator.power", description="Plant each seeded fault and see which subtests catch it."
     )
     made.add_argument("faults", nargs="*", metavar="FAULT", help="ids (default: all, and results are written)")
-    made.add_argument("--all", action="store_true", help="go on after the first subtest that catches a fault")
+    made.add_argument(
+        "--all",
+        action="store_true",
+        help="go on after the first subtest that catches a fault; of faults that are named, print every one",
+    )
     made.add_argument("--weaker", nargs="*", metavar="NAME", help="measure weaker configurations too (default: each)")
     made.add_argument("--list", action="store_true", help="print the faults and end")
     made.add_argument("--tests", type=Path, default=ROOT / "generated_tests", metavar="DIR")
@@ -73,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"weaker: {name}", flush=True)
         report.weaker[name], red = measurement.compare(ids, name, progress=_tell)
         report.red.update({f"{name}: {subtest}": message for subtest, message in red.items()})
+    if chosen.all and chosen.faults:
+        for result in report.results:
+            _tell_all(result)
     print(page.headline(report))
     for subtest, message in report.red.items():
         print(f"red without a fault: {subtest}: {message}")
@@ -102,6 +111,14 @@ def _tell(weakening: str | None, result: FaultResult) -> None:
     elif result.kills:
         line += f": {result.kills[0].id} ({result.kills[0].check})"
     print(f"{weakening}: {line}" if weakening else line, flush=True)
+
+
+def _tell_all(result: FaultResult) -> None:
+    """Every subtest that catches a fault, in the order in which they ran."""
+    print(f"{result.fault.id} is caught by {count(len(result.kills), 'subtest')}")
+    names = ", ".join(kill.id for kill in result.kills)
+    for line in textwrap.wrap(names, 118, break_long_words=False, break_on_hyphens=False):
+        print(f"  {line}", flush=True)
 
 
 def _earlier(output: Path, report: Report) -> dict[str, dict[str, str]]:

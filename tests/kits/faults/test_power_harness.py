@@ -236,6 +236,15 @@ def test_page_and_readme(tmp_path: Path) -> None:
     assert readme.read_text() == f"before\n{page.BEGIN}\n{said}\n{page.END}\nafter\n"
 
 
+def test_all_subtests_that_catch_a_named_fault_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = result(trial(), *(trial(number, "failed") for number in range(1, 10)))
+    cli._tell_all(found)
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head == "F01 is caught by 9 subtests"
+    assert " ".join(line.strip() for line in lines) == ", ".join(f"dense.fa3.decode_cg.s{n}" for n in range(1, 10))
+    assert all(len(line) <= 120 for line in lines)
+
+
 def test_earlier_measurements_of_weaker_configurations_stay_only_where_they_fit(tmp_path: Path) -> None:
     report = Report("ci", "one", [result(trial(outcome="failed"))], weaker={"polite": {"F01": MISSED}})
     assert cli._earlier(tmp_path, report) == {}
