@@ -76,7 +76,7 @@ def pytest_runtest_makereport(
         if verdict.reason is not None:
             report.longrepr = f"{report.longrepr}\n\n{verdict.reason}" if report.failed else verdict.reason
         report.outcome = "failed"
-    details = notes.as_dict() | {"outcome": verdict.outcome, "failure": verdict.failure}
+    details = notes.as_dict() | {"outcome": verdict.outcome, "failure": verdict.failure, "reason": verdict.reason}
     if isinstance(error, Unavailable):
         details["unavailable_kind"] = error.kind
     if subtest.known_failure is not None:

@@ -25,8 +25,6 @@ from orchestrator.events import EventWriter, RecordError
 from orchestrator.worker import EXIT_DONE, EXIT_RECORD, EXIT_UNFIT, Channel, cannot_record
 
 MAX_TEXT = 20_000
-OTHERWISE = "\n\nnot the known failure "
-"""How the kit begins the sentence, behind the traceback, that a known failure is another than its entry states."""
 MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError")
 
 
@@ -194,8 +192,10 @@ def conclude(job: Mapping[str, Any], reports: list[pytest.TestReport], facts: ob
     if bad is not None:
         if claim == outcomes.UNEXPECTED_PASS and bad.when == "call":
             return outcomes.UNEXPECTED_PASS, unexpected(one_line(facts, bad))
-        message = one_line(facts if claim == outcomes.FAILED else None, bad)
-        return outcomes.FAILED, "\n".join(filter(None, [otherwise(job, bad), message]))
+        told = facts if claim == outcomes.FAILED else None
+        # How a declared known failure failed otherwise comes first: what went wrong alone looks like the known failure.
+        otherwise = text_of(told, "reason") if job["action"] is not None else None
+        return outcomes.FAILED, "\n".join(filter(None, [otherwise, one_line(told, bad)]))
     if not isinstance(facts, dict):
         skipped = next((report for report in reports if report.skipped), None)
         if skipped is not None:
@@ -249,15 +249,6 @@ def unexpected(message: str) -> str:
     for prefix in ("unexpected_pass: ", "unexpected pass: "):
         message = message.removeprefix(prefix)
     return message
-
-
-def otherwise(job: Mapping[str, Any], report: pytest.TestReport) -> str:
-    """How a subtest that is declared as a known failure failed otherwise. It comes before what went wrong: that alone
-    looks like the known failure."""
-    if job["action"] is None or not isinstance(report.longrepr, str):
-        return ""
-    _, found, rest = f"\n\n{report.longrepr}".rpartition(OTHERWISE)
-    return f"{OTHERWISE}{rest}".strip() if found else ""
 
 
 def describe(reports: list[pytest.TestReport]) -> str:

@@ -69,7 +69,7 @@ def test_typed_outcomes_pass_through():
 
 
 def test_a_known_failure_that_fails_otherwise_says_so_first():
-    """As the kit itself reports it: the sentence stands behind the traceback, and nowhere in the facts."""
+    """As the kit itself reports it, in its facts."""
     entry = KnownFailure(id="entry", action="xfail", kind="bug", reason="a reason", max_abs=(0.5, 1.0))
     subtest = make("x:y", known_failure=entry)
     error = MismatchError("row 1 differs", max_abs=0.3655, wrong=0.8, margin=9.0, row=1)
