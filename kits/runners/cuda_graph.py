@@ -14,7 +14,7 @@ from kits.graphs import unobserved
 from kits.invariants import check_metadata, check_padding
 from kits.padding import scratch_row
 from kits.runners.common import SubtestRun
-from kits.runners.graph import GraphRunner
+from kits.runners.graph import GraphRunner, misread_tokens
 from kits.runners.plan import ReplayPlan, Step, plan_of
 from kits.world import Request
 
@@ -153,18 +153,18 @@ class GraphSubtest:
         suite.check_kv_integrity(before, requests, padded=padded, writes=self.writes_kv, what=what)
         with suite.notes.phase("integrity"):
             for name in self.runner.changed_inputs(captured, requests):
-                raise InputError(f"{what}: the forward changed {name}")
-            self._check_handed_out(what, outputs)
-            for misread in self.runner.misread(suite.positions(requests, suite.mode, self.speculation)):
-                raise InputError(f"{what}: the model was given {misread}")
+                raise InputError(f"the forward changed {name}")
+            self._check_handed_out(outputs)
+            for misread in misread_tokens(self.runner.seen, suite.positions(requests, suite.mode, self.speculation)):
+                raise InputError(f"the model was given {misread}")
         return outputs
 
-    def _check_handed_out(self, what: str, outputs: Sequence[torch.Tensor]) -> None:
+    def _check_handed_out(self, outputs: Sequence[torch.Tensor]) -> None:
         """What the replay before this one returned is its caller's, and must still be what it was."""
         with unobserved():
             for index, (before, copy) in enumerate(self.handed_out):
                 if not same_bits(before, copy):
-                    raise OutputError(f"{what}: it overwrote what the replay before had returned, output {index}")
+                    raise OutputError(f"it overwrote what the replay before had returned, output {index}")
             self.handed_out = [(output, output.clone()) for output in outputs]
 
     def _expected(self, batch: Batch, requests: Sequence[Request], padded: Sequence[Request]) -> dict[str, list[int]]:

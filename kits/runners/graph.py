@@ -230,11 +230,6 @@ class GraphRunner:
             }
         )
 
-    def misread(self, positions: Sequence[int]) -> list[str]:
-        """What the model behind the graph was given for the live tokens that was not theirs: it embeds and rotates by
-        these, which no attention shows. ``positions`` are where those tokens stand."""
-        return misread_tokens(self.seen, positions)
-
     def prepare(self, size: int, requests: Sequence[Request]) -> CapturedGraph:
         """Everything before a replay that happens on the host."""
         captured = self.captured[size]
@@ -249,7 +244,8 @@ class GraphRunner:
 
 
 def misread_tokens(seen: Mapping[str, torch.Tensor], positions: Sequence[int]) -> list[str]:
-    """``seen`` of the live tokens, where it is not theirs."""
+    """What the model behind a graph was given for the live tokens that was not theirs: it embeds and rotates by these,
+    which no attention shows. ``seen`` is a runner's record of it, ``positions`` are where those tokens stand."""
     wanted = {"positions": list(positions), "input_ids": input_ids_at(positions)}
     found = fetch({name: tokens[: len(positions)] for name, tokens in seen.items()})
     return [

@@ -24,7 +24,7 @@ from kits.layers import Layer
 from kits.record import phase
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
-from kits.runners.graph import fused_inputs, misread_tokens
+from kits.runners.graph import fused_inputs
 from kits.scratch import fill_with_padding_nan, scratch
 from kits.world import Request, World, inputs_of
 
@@ -213,11 +213,11 @@ class SplitRunner:
         """What the model does before a layer's attention: finish the previous layer, make this one's q, k and v."""
 
         def piece() -> None:
-            if not before:
-                for name, tokens in self.seen.items():
-                    tokens[:size] = self.buffers[name][:size]
             if before:
                 self._finish(self.world.layers[layer.index - 1], size, graph)
+            else:
+                for name, tokens in self.seen.items():
+                    tokens[:size] = self.buffers[name][:size]
             for name in ("q", "k", "v"):
                 graph.hand_over(f"{name}.{layer.index}", self._at(f"given.{name}", layer, size))
 
@@ -276,9 +276,6 @@ class SplitRunner:
                 for name, values in inputs_of(requests, layer.index).items()
             }
         )
-
-    def misread(self, positions: Sequence[int]) -> list[str]:
-        return misread_tokens(self.seen, positions)
 
     def prepare(self, size: int, requests: Sequence[Request]) -> CapturedSplit:
         """Everything before a replay that happens on the host."""
