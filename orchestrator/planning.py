@@ -16,10 +16,16 @@ from orchestrator.manifest import Planned
 SHARDS = 4
 MODULE_COST = 0.3
 """Seconds to import and collect one more module, as measured on two slow cores."""
-LIBRARY_COST = 3.0
-LIBRARY_COSTS = {"flex_attention": 9.0, "fa4": 4.0, "flashinfer": 4.0, "trtllm_mha": 4.0}
-"""Seconds until a process can run one more backend on a GPU: it imports a library and loads its kernels. Measured on an
-H200 with warm caches."""
+LIBRARIES = {
+    "flex_attention": ("inductor", 7.0),
+    "fa4": ("flash_attn.cute", 2.5),
+    "flashinfer": ("flashinfer", 3.0),
+    "trtllm_mha": ("flashinfer", 3.0),
+}
+"""Backends that begin with a slow library: its name, and the seconds until a process can run the first of its subtests
+on a GPU, for the import and its kernels. Measured on an H200 with warm caches."""
+BACKEND_COST = 0.5
+"""The same for a backend whose library is there at once."""
 BLOCKS_PER_SHARD = 16
 MAX_BLOCK = 50
 """Subtests in one order to a worker: it must fit into a socket's buffer."""
@@ -129,7 +135,8 @@ def longest_first(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
 def cut_in_runs(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
     """Neighbouring blocks together, in the order of their backends: so few shards open a backend twice. The load that
     no shard exceeds is as low as it can be."""
-    row = sorted(blocks, key=lambda block: (block.subtests[0].backend, block.file))  # stable: a module stays in order
+    # Stable, so that a module stays in order.
+    row = sorted(blocks, key=lambda b: (library_of(b.subtests[0]), b.subtests[0].backend, b.file))
     low, high = 0.0, sum(block.cost + library_cost(block.subtests[0]) for block in row)
     best = filled(row, high)
     for _ in range(40):
@@ -142,21 +149,26 @@ def cut_in_runs(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
     return best + [[] for _ in range(shards - len(best))]
 
 
+def library_of(planned: Planned) -> str:
+    """What a process must have opened to run a subtest on a GPU; the backend itself where its library is no matter."""
+    return LIBRARIES.get(planned.backend, (planned.backend, BACKEND_COST))[0]
+
+
 def library_cost(planned: Planned) -> float:
-    return LIBRARY_COSTS.get(planned.backend, LIBRARY_COST)
+    return LIBRARIES.get(planned.backend, (planned.backend, BACKEND_COST))[1]
 
 
 def filled(row: Sequence[Block], limit: float) -> list[list[Block]]:
     """Shards filled one after the other up to a load, each with a block at least."""
     out: list[list[Block]] = []
-    load, backend = limit, ""
+    load, opened = limit, ""
     for block in row:
-        name = block.subtests[0].backend
-        if not out or load + block.cost + (name != backend) * library_cost(block.subtests[0]) > limit:
+        name, cost = library_of(block.subtests[0]), library_cost(block.subtests[0])
+        if not out or load + block.cost + (name != opened) * cost > limit:
             out.append([])
-            load, backend = 0.0, ""
-        load += block.cost + (name != backend) * library_cost(block.subtests[0])
-        backend = name
+            load, opened = 0.0, ""
+        load += block.cost + (name != opened) * cost
+        opened = name
         out[-1].append(block)
     return out
 

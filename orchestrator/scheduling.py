@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.manifest import Planned
-from orchestrator.planning import Block
+from orchestrator.planning import Block, library_of
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class Scheduler:
     """Hands out jobs. A lane keeps to its own queue first; when that is empty it helps where nobody is, then where most
     is left, and takes of a module that it has opened already, or from the end, where the owner would arrive last.
 
-    ``opening`` says how many seconds a process needs to begin with a backend. Where somebody else is at work, a lane
+    ``opening`` says how many seconds a process needs to begin with a library. Where somebody else is at work, a lane
     does not begin with another one to save less than that.
     """
 
@@ -53,7 +53,7 @@ class Scheduler:
         self.at: dict[int, int] = {}
         """Which queue each lane works on."""
         self.opened: dict[int, set[str]] = {}
-        """Modules, and backends, that each lane has worked on."""
+        """Modules, and libraries, that each lane has worked on."""
         for number, blocks in enumerate(queues):
             queue: deque[list[Job]] = deque()
             for attempt in range(repeat):
@@ -95,11 +95,11 @@ class Scheduler:
         self.at[lane] = place
         block = self.queues[place][position]
         del self.queues[place][position]
-        self.opened.setdefault(lane, set()).update((block[0].planned.file, block[0].planned.backend))
+        self.opened.setdefault(lane, set()).update((block[0].planned.file, library_of(block[0].planned)))
         return block
 
     def choose(self, lane: int, place: int, helps: bool, pays: bool) -> int | None:
-        """Which block of a queue to take. Who ``helps`` takes what it knows, or the last; who ``pays`` for a backend of
+        """Which block of a queue to take. Who ``helps`` takes what it knows, or the last; who ``pays`` for a library of
         its own takes none that the others will have done before."""
         queue, opened = self.queues[place], self.opened.get(lane, set())
         position = 0
@@ -108,7 +108,7 @@ class Scheduler:
             position = next(familiar, len(queue) - 1)
         planned = queue[position][0].planned
         left = sum(job.seconds for block in queue for job in block)
-        return None if pays and planned.backend not in opened and self.opening(planned) > left else position
+        return None if pays and library_of(planned) not in opened and self.opening(planned) > left else position
 
     def leave(self, lane: int) -> None:
         """The lane's process is gone: it works nowhere and has opened nothing."""

@@ -161,6 +161,10 @@ class _Observer(TorchDispatchMode):
     supports_higher_order_operators = True
 
     @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or the first op of a process's first capture imports torch._dynamo: 3 to 4 seconds
+
+    @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True  # or compiled code would run uncompiled under this mode
 

@@ -14,7 +14,7 @@ def merge_states(
 
     ``out_a``, ``out_b`` (T, Hq, Dv); ``lse_a``, ``lse_b`` (Hq, T) float32, the layout of FlashAttention, and the
     **natural** logarithm: a producer whose LSE is in base 2 (FlashInfer) must be converted first. A part without keys
-    has an LSE of -inf and counts for nothing; with both empty the result is zeros and -inf.
+    has an LSE of -inf and counts for nothing, whatever its ``out`` holds; with both empty the result is zeros and -inf.
 
     Returns ``out`` in ``out_a``'s dtype and ``lse`` (Hq, T) float32. Convention source: ``merge_state`` of
     FlashInfer and ``merge_state_v2`` of sgl_kernel, except for the layout and base of the LSE.
@@ -35,9 +35,14 @@ def _merge(
     lse = torch.logaddexp(lse_a, lse_b)
     # exp(-inf - -inf) is NaN; with both parts empty both weights are 0.
     shift = lse.masked_fill(lse == float("-inf"), 0.0)
-    weight_a = torch.exp(lse_a - shift).transpose(0, 1).unsqueeze(2)
-    weight_b = torch.exp(lse_b - shift).transpose(0, 1).unsqueeze(2)
-    return (out_a.float() * weight_a + out_b.float() * weight_b).to(out_a.dtype), lse
+    merged = _weighted(out_a, lse_a, shift) + _weighted(out_b, lse_b, shift)
+    return merged.to(out_a.dtype), lse
+
+
+def _weighted(out: torch.Tensor, lse: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """float32; 0 where the part has no keys: a kernel may leave NaN there, and 0 times NaN is NaN."""
+    weight = torch.exp(lse - shift).transpose(0, 1).unsqueeze(2)
+    return (out.float() * weight).masked_fill(weight == 0, 0.0)
 
 
 def _fake(

@@ -101,6 +101,35 @@ def test_flash_attention(ver, page_size, feature):
     device.check(out, scale=0.2, window=window, softcap=feature.get("softcap", 0.0), sinks=sinks)
 
 
+@pytest.mark.parametrize(("ver", "page_size"), [(3, 16), (4, 128), (4, 1)])
+@or_skip
+def test_flash_attention_of_a_request_without_keys(ver, page_size):
+    """Its LSE is -inf; it puts out 0 with version 3, and with version 4 what the cache decides. Others keep theirs."""
+    from kits.kernels.flash_attn import flash_attn_with_kvcache
+
+    device = Device(page_size, lengths=[0, 40, 0], queries=[2, 1, 3])
+    nan = torch.ones(device.cache.pages, dtype=torch.bool, device="cuda")
+    nan[device.table[1].long()] = False
+    device.k[nan], device.v[nan] = float("nan"), float("nan")
+    out, lse = flash_attn_with_kvcache(
+        device.q.cuda(),
+        device.k,
+        device.v,
+        page_table=device.table,
+        cache_seqlens=device.seqlens,
+        cu_seqlens_q=device.cu,
+        max_seqlen_q=3,
+        softmax_scale=0.2,
+        return_softmax_lse=True,
+        ver=ver,
+    )
+    empty = torch.tensor([True, True, False, True, True, True], device="cuda")
+    assert bool((lse[:, empty] == float("-inf")).all())
+    assert ver == 4 or bool((out[empty] == 0).all())
+    expected, _ = attention(device.q[2:3], device.cache.keys[1], device.cache.values[1], scale=0.2)
+    assert worst(out[2:3].cpu(), expected) < TOLERANCE
+
+
 def triton_extend(device, **options):
     """The last queries' keys as new keys, the rest as prefix in a pool of single slots."""
     from kits.kernels.triton_ops import extend_attention

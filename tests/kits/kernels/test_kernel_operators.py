@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from kernel_formula import NAN, Paged, attention, offsets, worst
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kits.kernels import provenance
+from kits.kernels import cutlass_mla, provenance, trtllm
 from kits.kernels.flash_attn import flash_attn_with_kvcache
 from kits.kernels.flashmla import get_mla_metadata
 from kits.kernels.flex import flex_attention
 from kits.kernels.merge import merge_states
 
 ROOT = Path(__file__).parents[3]
+DEFINES_OPS = (cutlass_mla, trtllm)  # of whose functions these tests call none
 
 
 def flash_attn_arguments():
@@ -144,6 +145,17 @@ def test_merged_states_are_the_attention_over_all_keys(first, second, seed):
     out, lse = merge_states(*(x for out, lse in parts for x in (out.float(), lse.T.float())))
     assert worst(out, expected[0]) < 1e-5
     assert worst(lse, expected[1].T) < 1e-5
+
+
+def test_a_part_without_keys_counts_for_nothing_whatever_it_holds():
+    out, lse = torch.randn(3, 4, 8), torch.randn(4, 3)
+    empty, nowhere = torch.full_like(out, float("nan")), torch.full_like(lse, float("-inf"))
+    for merged, merged_lse in (merge_states(out, lse, empty, nowhere), merge_states(empty, nowhere, out, lse)):
+        assert torch.equal(merged, out)
+        assert torch.equal(merged_lse, lse)
+    merged, merged_lse = merge_states(empty, nowhere, empty, nowhere)
+    assert torch.equal(merged, torch.zeros_like(out))
+    assert torch.equal(merged_lse, nowhere)
 
 
 def test_states_in_another_layout_are_refused():
