@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -72,6 +72,8 @@ class Backend(ABC):
     """
 
     capabilities: Capabilities
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """Modules that its kernels import on a GPU and that take seconds: imported before the device is first used."""
 
     def open(
         self, geometry: Geometry, *, max_rows: int, max_tokens: int, max_len: int, capture_sizes: Sequence[int]

@@ -59,6 +59,8 @@ class TRTLLMBackend(BlockTableBackend):
         batch_invariant=True,
     )
 
+    libraries = ("flashinfer",)
+
     def allocate(self, buffers: PersistentBuffers) -> None:
         super().allocate(buffers)
         size = WORKSPACE_BYTES if self.device.type == "cuda" else 64

@@ -23,6 +23,7 @@ class FA3Backend(PersistentBackend):
     """
 
     version = 3
+    libraries = ("sgl_kernel.flash_attn",)
     capabilities = Capabilities(
         forward_modes=frozenset({"EXTEND", "DECODE", "MIXED", "TARGET_VERIFY", "DRAFT_EXTEND", "DRAFT_EXTEND_V2"}),
         methods=frozenset({"dense", "swa"}),
@@ -141,6 +142,7 @@ class FA4Backend(FA3Backend):
     """The CuTe kernels. On a CPU one emulation serves both: only the metadata differ (page 128 where it is free)."""
 
     version = 4
+    libraries = ("flash_attn.cute",)
     capabilities = Capabilities(
         forward_modes=FA3Backend.capabilities.forward_modes,
         methods=frozenset({"dense"}),

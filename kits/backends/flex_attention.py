@@ -22,6 +22,8 @@ class FlexAttentionBackend(Backend):
         batch_invariant=True,
     )
 
+    libraries = ("torch._dynamo", "torch._inductor.compile_fx", "torch.nn.attention.flex_attention")
+
     def prepare(self, batch: Batch) -> None:
         extend_lens = batch.extend_seq_lens.tolist() if batch.extend_seq_lens is not None else [1] * batch.batch_size
         self.rows = list(zip(batch.seq_lens.tolist(), extend_lens, strict=True))

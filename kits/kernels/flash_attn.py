@@ -14,6 +14,8 @@ from kits.kernels import _ops, provenance
 from kits.kernels._attend import NEGATIVE_INFINITY, attend, causal_window
 
 KERNEL = "flash_attn_with_kvcache"
+TILE = 128
+"""Keys of a tile of version 4 on SM 9.0, for heads of 64."""
 
 
 def flash_attn_with_kvcache(
@@ -57,7 +59,8 @@ def flash_attn_with_kvcache(
     Returns ``out`` (T, Hq, Dv) in q's dtype (bfloat16 for 8-bit q), and with ``return_softmax_lse`` also ``lse``
     (Hq, T) float32 (natural log, sinks included). Both are fresh memory: rows that no request covers (beyond
     ``cu_seqlens_q[-1]`` or ``max_seqlen_q``) hold garbage, NaN in the emulation. A request of length 0, or of a
-    negative length, has no key to loop over: zeros, and -inf (measured with version 3 on an H200).
+    negative length, has no key to loop over: zeros, and -inf. With pages of 128, version 4 loads the values of the
+    first listed page all the same and weighs them with 0: what is NaN there is NaN here. (Measured on an H200.)
 
     Raises ValueError or TypeError for what the library refuses on the host, ``KernelFault`` (emulation) for offsets
     that decrease or leave q, a table too narrow for a length, and page ids outside the cache.
@@ -156,7 +159,7 @@ def _emulate(
         if tokens <= 0:
             continue
         if length <= 0:
-            out[start : start + tokens] = 0
+            out[start : start + tokens] = _without_keys(q, v_cache, page_table[row], ver)
             empty = NEGATIVE_INFINITY if sinks is None else sinks.float().unsqueeze(1)
             lse[:, start : start + tokens] = empty
             continue
@@ -182,6 +185,16 @@ def _emulate(
         out[start : start + tokens] = result
         lse[:, start : start + tokens] = result_lse.transpose(0, 1)
     return out, lse
+
+
+def _without_keys(q: torch.Tensor, v_cache: torch.Tensor, table: torch.Tensor, ver: int) -> torch.Tensor:
+    """What a token of a request without keys gets, ``(Hq, Dv)`` float32: zeros, or with version 4 and pages as large as
+    its tile 0 times the first listed page."""
+    pages, page_size, kv_heads, _ = v_cache.shape
+    listed = int(table[0]) if table.numel() else -1
+    loads = ver == 4 and page_size == TILE and 0 <= listed < pages
+    weighed = v_cache[listed].float().mul(0.0).sum(dim=0) if loads else v_cache.new_zeros(v_cache.shape[2:]).float()
+    return weighed.repeat_interleave(q.shape[1] // kv_heads, dim=0)
 
 
 def _outputs(q: torch.Tensor, v_cache: torch.Tensor, fill: float | None) -> tuple[torch.Tensor, torch.Tensor]:

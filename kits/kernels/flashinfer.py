@@ -33,6 +33,9 @@ from kits.kernels import _ops
 from kits.kernels._flashinfer_paged import native_wrappers, segment_packbits
 from kits.kernels._flashinfer_wrapper import Cache, PagedWrapper, unpack_cache
 
+DECODE_GROUPS = (1, 2, 3, 4, 8)
+"""Query heads per KV head that the library compiles its decode kernels for (``DISPATCH_GQA_GROUP_SIZE``)."""
+
 
 class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
     """One query per request, standing at its last key."""
@@ -49,7 +52,11 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         paged_kv_indices_buffer: torch.Tensor | None = None,
         paged_kv_last_page_len_buffer: torch.Tensor | None = None,
     ) -> None:
-        """``paged_kv_*_buffer`` (B + 1,), (max pages,), (B,) int32 on the device, for a CUDA graph of B requests."""
+        """``paged_kv_*_buffer`` (B + 1,), (max pages,), (B,) int32 on the device, for a CUDA graph of B requests.
+
+        ``use_tensor_cores`` takes the kernels of the prefill wrapper, which know any number of query heads per KV head;
+        the others are compiled for ``DECODE_GROUPS``.
+        """
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph)
         self.use_tensor_cores = use_tensor_cores
         if use_cuda_graph:
@@ -97,6 +104,11 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         ``indptr`` (B + 1,), ``indices`` (>= indptr[-1],), ``last_page_len`` (B,) int32, on host or device.
         """
         rows = len(last_page_len)
+        if not self.use_tensor_cores and num_qo_heads // num_kv_heads not in DECODE_GROUPS:
+            raise ValueError(
+                f"{self.kernel}: no decode kernel has {num_qo_heads // num_kv_heads} query heads per KV head, only "
+                f"{', '.join(map(str, DECODE_GROUPS))}; use_tensor_cores=True takes any"
+            )
         self._heads.planned(num_qo_heads, num_kv_heads, head_dim)
         self._set_options(page_size, window_left, logits_soft_cap, sm_scale, q_data_type, kv_data_type, causal=False)
         if self.device.type == "cuda":

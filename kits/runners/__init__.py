@@ -11,6 +11,7 @@ from kits.errors import KitError
 from kits.graphs import device_session
 from kits.kernels import provenance
 from kits.needs import chosen_device, require
+from kits.opening import open_libraries
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import run_cuda_graph
 from kits.runners.eager import run_eager
@@ -38,6 +39,7 @@ def run(subtest: Subtest) -> None:
     backend = backends.load(subtest.adapter)
     notes.backend_class = f"{type(backend).__module__}.{type(backend).__qualname__}"
     forget_buffers()
+    open_libraries(backend, device)
     with provenance.track() as ran, device_session(device), torch.inference_mode(False), torch.no_grad():
         try:
             RUNNERS[subtest.runner](SubtestRun(subtest, backend, device, notes))

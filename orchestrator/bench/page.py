@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.bench.measuring import OTHER, Measured
 
 PHASES = (
+    "libraries",
     "fixture",
     "eager",
     "warm_up",

@@ -98,6 +98,16 @@ def test_a_request_without_keys_is_zeros(length):
     assert (lse[:, :2] == float("-inf")).all()
 
 
+@pytest.mark.parametrize(("ver", "page_size", "is_nan"), [(3, 128, False), (4, 16, False), (4, 128, True)])
+def test_version_4_loads_the_first_page_of_a_request_without_keys(ver, page_size, is_nan):
+    cache = Paged([9, 20], page_size, 2, 16, 16, seed=1)
+    cache.seqlens[0] = 0
+    out, lse = call(cache, cache.randn(4, 4, 16), [2, 2], ver=ver)  # behind its keys, a page holds NaN
+    assert out[:2].isnan().all() if is_nan else (out[:2] == 0).all()
+    assert (lse[:, :2] == float("-inf")).all()
+    assert not out[2:].isnan().any()
+
+
 def test_the_kernel_stops_at_the_captured_number_of_queries():
     cache = Paged([9, 20], 16, 2, 16, 16, seed=1)
     q = cache.randn(8, 4, 16)

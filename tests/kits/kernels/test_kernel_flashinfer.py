@@ -342,6 +342,20 @@ def test_plan_refuses_what_cannot_be_there():
         )  # fmt: skip
 
 
+def test_decode_kernels_know_some_numbers_of_heads_and_tensor_cores_all():
+    cache = make([9, 40])
+    q = cache.randn(2, 5 * KV_HEADS, DIM)
+    pages = (*pages_of(cache), 5 * KV_HEADS, KV_HEADS, DIM, 16)
+    with pytest.raises(ValueError, match="no decode kernel has 5 query heads per KV head, only 1, 2, 3, 4, 8"):
+        Decode(WORKSPACE).plan(*pages, q_data_type=torch.float32)
+    wrapper = Decode(WORKSPACE, use_tensor_cores=True)
+    wrapper.plan(*pages, q_data_type=torch.float32)
+    out = wrapper.run(q, (cache.k, cache.v))
+    for row in range(2):
+        expected, _ = attention(q[row : row + 1], cache.keys[row], cache.values[row], scale=DIM**-0.5)
+        assert worst(out[row : row + 1], expected) < 1e-5
+
+
 def test_run_refuses_what_was_not_planned():
     cache = make([9, 40])
     wrapper = Decode(WORKSPACE)
