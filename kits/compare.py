@@ -6,11 +6,15 @@ import bisect
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from kits.errors import MismatchError
 from kits.subtest import Tolerance
+from kits.transfer import fetch
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,11 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(bits(left), bits(right))
 
 
-def changed(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> list[str]:
-    """Names of the pairs that differ in bits. Where none does, the host has asked the device once."""
-    differ = {name: (bits(left) != bits(right)).any() for name, (left, right) in pairs.items()}
-    if not differ or not bool(torch.stack(list(differ.values())).any()):
-        return []
-    return [name for name, flag in differ.items() if bool(flag)]
+def differing(pairs: Mapping[Key, tuple[torch.Tensor, torch.Tensor]]) -> dict[Key, torch.Tensor]:
+    """Whether the tensors of each pair differ in bits, as a bool on their device."""
+    return {name: (bits(left) != bits(right)).any() for name, (left, right) in pairs.items()}
+
+
+def changed(pairs: Mapping[Key, tuple[torch.Tensor, torch.Tensor]]) -> list[Key]:
+    """Names of the pairs that differ in bits."""
+    return [name for name, flag in fetch(differing(pairs)).items() if bool(flag)]

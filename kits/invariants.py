@@ -98,40 +98,40 @@ def check_padding(
     ``extend_seq_lens`` of all B rows, the counts ``accepted`` that ``spec_info`` states of them, and ``positions`` and
     ``input_ids`` of all tokens, as they must be.
     """
+    of_all = {name: getattr(batch, name) for name in expected if name != "accepted"}
+    if batch.spec_info is not None:
+        of_all["accepted"] = batch.spec_info.extend_seq_lens
+    of_all = {name: values for name, values in of_all.items() if values is not None}
+    slots = {("slots", name): of_group for name, of_group in batch.out_cache_loc.items()}
     with unobserved():
-        problems = _padding_problems(batch, live, padded)
-        problems += _unexpected(batch, expected)
+        found = fetch({"req_pool_indices": batch.req_pool_indices, **slots, **of_all})
+    held = {name: values.tolist() for name, values in found.items()}
+    problems = _padding_problems(batch, live, padded, held)
+    problems += [
+        f"{name} (B={batch.batch_size}): {held[name]}; the live rows and the padding have {list(expected[name])}"
+        for name in of_all
+        if held[name] != list(expected[name])
+    ]
     if problems:
         raise MetadataError(f"{len(problems)} batch invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
 
 
-def _padding_problems(batch: Batch, live: Sequence[Request], padded: Sequence[Request]) -> list[str]:
+def _padding_problems(
+    batch: Batch, live: Sequence[Request], padded: Sequence[Request], held: Mapping[Any, list[int]]
+) -> list[str]:
+    """``held`` are the values of ``req_pool_indices`` and, as ``("slots", group)``, of ``out_cache_loc``."""
     size, problems = batch.batch_size, []
-    hosts = fetch({"rows": batch.req_pool_indices, **batch.out_cache_loc})
-    rows = hosts["rows"].tolist()
+    rows = held["req_pool_indices"]
     indices = [request.index for request in live]
     strangers = set(rows[len(live) :]) - {0, *(request.index for request in padded)}
     if rows[: len(live)] != indices or strangers:
         problems.append(f"req_pool_indices (B={size}): {rows}; live are {indices}, the rest must be padding's")
     for name in batch.out_cache_loc:
-        own, free, written = _new_slots(live, name), {0, -1, *_new_slots(padded, name)}, hosts[name].tolist()
+        own, free, written = _new_slots(live, name), {0, -1, *_new_slots(padded, name)}, held["slots", name]
         if written[: len(own)] != own or set(written[len(own) :]) - free:
             problems.append(
                 f"out_cache_loc of {name} (B={size}): {written}; live tokens own {own}, the rest must be padding's"
             )
-    return problems
-
-
-def _unexpected(batch: Batch, expected: Mapping[str, Sequence[int]]) -> list[str]:
-    found = {name: getattr(batch, name) for name in expected if name != "accepted"}
-    if batch.spec_info is not None:
-        found["accepted"] = batch.spec_info.extend_seq_lens
-    hosts = fetch({name: values for name, values in found.items() if values is not None})
-    problems = []
-    for name, values in hosts.items():
-        held, wanted = values.tolist(), list(expected[name])
-        if held != wanted:
-            problems.append(f"{name} (B={batch.batch_size}): {held}; the live rows and the padding have {wanted}")
     return problems
 
 

@@ -17,10 +17,10 @@ SHARDS = 4
 MODULE_COST = 0.3
 """Seconds to import and collect one more module, as measured on two slow cores."""
 LIBRARIES = {
-    "flex_attention": ("inductor", 7.0),
-    "fa4": ("flash_attn.cute", 2.5),
-    "flashinfer": ("flashinfer", 3.0),
-    "trtllm_mha": ("flashinfer", 3.0),
+    "flex_attention": ("inductor", 9.0),
+    "fa4": ("flash_attn.cute", 3.0),
+    "flashinfer": ("flashinfer", 3.5),
+    "trtllm_mha": ("flashinfer", 3.5),
 }
 """Backends that begin with a slow library: its name, and the seconds until a process can run the first of its subtests
 on a GPU, for the import and its kernels. Measured on an H200 with warm caches."""

@@ -40,7 +40,7 @@ class Scheduler:
     is left, and takes of a module that it has opened already, or from the end, where the owner would arrive last.
 
     ``opening`` says how many seconds a process needs to begin with a library. Where somebody else is at work, a lane
-    does not begin with another one to save less than that.
+    does not begin with another one unless twice as much is left there, half of which is done before the lane is ready.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Scheduler:
 
     def choose(self, lane: int, place: int, helps: bool, pays: bool) -> int | None:
         """Which block of a queue to take. Who ``helps`` takes what it knows, or the last; who ``pays`` for a library of
-        its own takes none that the others will have done before."""
+        its own takes none that the others will have done before it could help."""
         queue, opened = self.queues[place], self.opened.get(lane, set())
         position = 0
         if helps:
@@ -108,7 +108,7 @@ class Scheduler:
             position = next(familiar, len(queue) - 1)
         planned = queue[position][0].planned
         left = sum(job.seconds for block in queue for job in block)
-        return None if pays and library_of(planned) not in opened and self.opening(planned) > left else position
+        return None if pays and library_of(planned) not in opened and 2 * self.opening(planned) > left else position
 
     def leave(self, lane: int) -> None:
         """The lane's process is gone: it works nowhere and has opened nothing."""

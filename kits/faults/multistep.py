@@ -32,7 +32,8 @@ def f44(plant: Plant) -> None:
             if batch.mode == "DRAFT_EXTEND_V2":
                 offsets = self.persistent.buffers["qo_indptr"][: batch.batch_size + 1]
                 stride = batch.spec_info.steps + 1
-                offsets.copy_(plant.swap(offsets, torch.arange(len(offsets), dtype=offsets.dtype) * stride))
+                wrong = torch.arange(len(offsets), dtype=offsets.dtype, device=offsets.device) * stride
+                offsets.copy_(plant.swap(offsets, wrong))
 
         return hook
 
@@ -59,8 +60,8 @@ def f45(plant: Plant) -> None:
             original(self, batch)
             if batch.mode == "DRAFT_EXTEND":
                 offsets = self.persistent.buffers["cu_seqlens_q"][: batch.batch_size + 1]
-                uniform = torch.arange(len(offsets), dtype=offsets.dtype) * batch.spec_info.draft_tokens
-                offsets.copy_(plant.swap(offsets, uniform))
+                each = torch.arange(len(offsets), dtype=offsets.dtype, device=offsets.device)
+                offsets.copy_(plant.swap(offsets, each * batch.spec_info.draft_tokens))
 
         return prepare_replay
 

@@ -9,6 +9,7 @@ import torch
 
 from kits.backends.flashinfer import FlashInferBackend
 from kits.batches import Batch
+from kits.errors import Unavailable
 from kits.faults.forgetting import forgotten
 from kits.faults.registry import Plant, Touches, fault
 from kits.kernels import _flashinfer_schedule as schedule
@@ -52,12 +53,16 @@ def _reads_offsets(*arguments: Any) -> None:
     emulate(*stock[:5], workspace, *stock[6:])
 
 
+def _no_such_kernel(*_arguments: Any) -> None:
+    raise Unavailable("package", "the kernel that reads these offsets is in no library; its emulation runs on a CPU")
+
+
 _replacement_kernel = _ops.define(
     "fault_mla_reading_offsets(Tensor q_nope, Tensor q_pe, Tensor ckv_cache, Tensor kpe_cache, Tensor kv_indices, "
     "Tensor int_workspace, Tensor(a!) out, Tensor(b!)? lse, float sm_scale, bool causal, bool base_e, int handle, "
     "Tensor kv_indptr, Tensor qo_indptr) -> ()",
     cpu=_reads_offsets,
-    cuda=_reads_offsets,
+    cuda=_no_such_kernel,
     fake=_ops.fake_none,
 )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from kits.batches import Batch, describe_rows, input_ids_at
-from kits.compare import difference, same_bits
+from kits.compare import difference, differing, same_bits
 from kits.errors import InputError, NeighbourError, NothingReplayedError, OutputError, RepeatError, during
 from kits.graphs import unobserved
 from kits.invariants import check_metadata, check_padding
@@ -16,6 +17,7 @@ from kits.padding import scratch_row
 from kits.runners.common import SubtestRun
 from kits.runners.graph import GraphRunner, misread_tokens
 from kits.runners.plan import ReplayPlan, Step, plan_of
+from kits.transfer import fetch
 from kits.world import Request
 
 
@@ -152,20 +154,27 @@ class GraphSubtest:
             suite.notes.replays = sum(captured.graph.replays for captured in self.runner.captured.values())
         suite.check_kv_integrity(before, requests, padded=padded, writes=self.writes_kv, what=what)
         with suite.notes.phase("integrity"):
-            for name in self.runner.changed_inputs(captured, requests):
-                raise InputError(f"the forward changed {name}")
-            self._check_handed_out(outputs)
-            for misread in misread_tokens(self.runner.seen, suite.positions(requests, suite.mode, self.speculation)):
-                raise InputError(f"the model was given {misread}")
+            self._check_untouched(captured, requests)
+            self.handed_out = [(output, output.clone()) for output in outputs]
         return outputs
 
-    def _check_handed_out(self, outputs: Sequence[torch.Tensor]) -> None:
-        """What the replay before this one returned is its caller's, and must still be what it was."""
+    def _check_untouched(self, captured: Any, requests: Sequence[Request]) -> None:
+        """A replay leaves its inputs alone, and what the replay before it returned, which is its caller's; and it gives
+        the model behind it the live tokens. One question about all of that."""
+        positions = self.suite.positions(requests, self.suite.mode, self.speculation)
         with unobserved():
-            for index, (before, copy) in enumerate(self.handed_out):
-                if not same_bits(before, copy):
-                    raise OutputError(f"it overwrote what the replay before had returned, output {index}")
-            self.handed_out = [(output, output.clone()) for output in outputs]
+            inputs = differing(self.runner.inputs(captured, requests))
+            returned = differing(dict(enumerate(self.handed_out)))
+            seen = {name: tokens[: len(positions)] for name, tokens in self.runner.seen.items()}
+            found: dict[Any, torch.Tensor] = fetch({**inputs, **returned, **seen})
+        for name in inputs:
+            if bool(found[name]):
+                raise InputError(f"the forward changed {name}")
+        for index in returned:
+            if bool(found[index]):
+                raise OutputError(f"it overwrote what the replay before had returned, output {index}")
+        for misread in misread_tokens({name: found[name].tolist() for name in seen}, positions):
+            raise InputError(f"the model was given {misread}")
 
     def _expected(self, batch: Batch, requests: Sequence[Request], padded: Sequence[Request]) -> dict[str, list[int]]:
         """What a batch of ``requests``, padded by requests or in the runner's style, holds for its rows and tokens."""

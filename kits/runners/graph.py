@@ -10,15 +10,17 @@ import torch
 
 from kits.backends.base import Backend
 from kits.batches import Batch, Rows, SpecInfo, describe_rows, input_ids_at
-from kits.compare import changed
 from kits.graphs import Graph, PointerGuard, host_tensor, new_graph
 from kits.layers import Layer
 from kits.padding import scratch_row
 from kits.record import phase
 from kits.scratch import fill_with_padding_nan, scratch
 from kits.subtest import Speculation
-from kits.transfer import fetch, send, upload
+from kits.transfer import send, upload
 from kits.world import Request, World, inputs_of
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""What is, and what must be."""
 
 
 @dataclass
@@ -220,15 +222,13 @@ class GraphRunner:
             for name, values in inputs_of(requests, index).items():
                 self.buffers[f"{name}.{index}"][: len(values)] = values
 
-    def changed_inputs(self, captured: CapturedGraph, requests: Sequence[Request]) -> list[str]:
-        """Which of q, k and v of the live rows are no longer what ``load`` put there; all sizes share the buffers."""
-        return changed(
-            {
-                f"{name} of layer {layer.index}": (self.buffers[f"{name}.{layer.index}"][: len(values)], values)
-                for layer in self.world.layers
-                for name, values in inputs_of(requests, layer.index).items()
-            }
-        )
+    def inputs(self, captured: CapturedGraph, requests: Sequence[Request]) -> dict[str, Pair]:
+        """q, k and v of the live rows as they lie in the buffers, which all sizes share, and as ``load`` put them."""
+        return {
+            f"{name} of layer {layer.index}": (self.buffers[f"{name}.{layer.index}"][: len(values)], values)
+            for layer in self.world.layers
+            for name, values in inputs_of(requests, layer.index).items()
+        }
 
     def prepare(self, size: int, requests: Sequence[Request]) -> CapturedGraph:
         """Everything before a replay that happens on the host."""
@@ -243,15 +243,14 @@ class GraphRunner:
         return self._outputs(requests)
 
 
-def misread_tokens(seen: Mapping[str, torch.Tensor], positions: Sequence[int]) -> list[str]:
+def misread_tokens(seen: Mapping[str, list[int]], positions: Sequence[int]) -> list[str]:
     """What the model behind a graph was given for the live tokens that was not theirs: it embeds and rotates by these,
     which no attention shows. ``seen`` is a runner's record of it, ``positions`` are where those tokens stand."""
     wanted = {"positions": list(positions), "input_ids": input_ids_at(positions)}
-    found = fetch({name: tokens[: len(positions)] for name, tokens in seen.items()})
     return [
-        f"{name} {found[name].tolist()} for live tokens that have {wanted[name]}"
-        for name in seen
-        if found[name].tolist() != wanted[name]
+        f"{name} {tokens} for live tokens that have {wanted[name]}"
+        for name, tokens in seen.items()
+        if tokens != wanted[name]
     ]
 
 

@@ -18,13 +18,12 @@ import torch
 
 from kits.backends.base import Backend
 from kits.batches import Batch, describe_rows, eager_batch
-from kits.compare import changed
 from kits.graphs import Graph, PointerGuard, new_graph
 from kits.layers import Layer
 from kits.record import phase
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
-from kits.runners.graph import fused_inputs
+from kits.runners.graph import Pair, fused_inputs
 from kits.scratch import fill_with_padding_nan, scratch
 from kits.world import Request, World, inputs_of
 
@@ -266,16 +265,14 @@ class SplitRunner:
         )
         return raw, static
 
-    def changed_inputs(self, captured: CapturedSplit, requests: Sequence[Request]) -> list[str]:
-        """Which of q, k and v of the live rows the attention changed."""
+    def inputs(self, captured: CapturedSplit, requests: Sequence[Request]) -> dict[str, Pair]:
+        """q, k and v of the live rows as the attention left them, and as they were handed over."""
         ready = captured.graph.ready
-        return changed(
-            {
-                f"{name} of layer {layer.index}": (ready[f"{name}.{layer.index}"][: len(values)], values)
-                for layer in self.world.layers
-                for name, values in inputs_of(requests, layer.index).items()
-            }
-        )
+        return {
+            f"{name} of layer {layer.index}": (ready[f"{name}.{layer.index}"][: len(values)], values)
+            for layer in self.world.layers
+            for name, values in inputs_of(requests, layer.index).items()
+        }
 
     def prepare(self, size: int, requests: Sequence[Request]) -> CapturedSplit:
         """Everything before a replay that happens on the host."""

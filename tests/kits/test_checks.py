@@ -136,7 +136,7 @@ def test_input_check_alone_sees_a_scaled_query(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(errors.InputError, match="changed q of layer 0"):
         kits.run(subtest)
     monkeypatch.setattr(common, "changed", lambda *_: [])
-    monkeypatch.setattr("kits.runners.graph.changed", lambda *_: [])
+    monkeypatch.setattr("kits.runners.graph.GraphRunner.inputs", lambda *_: {})
     kits.run(subtest)
 
 
@@ -227,7 +227,7 @@ def test_outputs_stay_their_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GraphRunner, "_outputs", views)
     with pytest.raises(errors.OutputError, match="overwrote what the replay before had returned"):
         kits.run(subtest)
-    monkeypatch.setattr(cuda_graph.GraphSubtest, "_check_handed_out", lambda *_: None)
+    monkeypatch.setattr(cuda_graph.GraphSubtest, "_check_untouched", lambda *_: None)
     kits.run(subtest)
 
 
