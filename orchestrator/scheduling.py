@@ -51,7 +51,7 @@ class Scheduler:
         self.queues: list[deque[list[Job]]] = []
         self.alone: deque[Job] = deque()
         self.at: dict[int, int] = {}
-        """Which queue each lane works on."""
+        """Which queue each lane works on, in the order in which they came to it."""
         self.opened: dict[int, set[str]] = {}
         """Modules, and libraries, that each lane has worked on."""
         for number, blocks in enumerate(queues):
@@ -80,35 +80,35 @@ class Scheduler:
         """The next block for a lane, or nothing."""
         home = self.at.get(lane, lane % len(self.queues))
         others = [place for other, place in self.at.items() if other != lane]
-        if self.queues[home]:
-            places = [home]
-        else:
-            places = [place for place, queue in enumerate(self.queues) if queue]
-            places.sort(key=lambda place: (others.count(place), -len(self.queues[place]), place))
+        places = [place for place, queue in enumerate(self.queues) if queue]
+        places.sort(key=lambda place: (place != home, others.count(place), -len(self.queues[place]), place))
         for place in places:
-            helps = place in (theirs for other, theirs in self.at.items() if other < lane)
-            position = self.choose(lane, place, helps, pays=place != home and place in others)
+            first = next((other for other, theirs in self.at.items() if theirs == place), lane)
+            position = 0 if first == lane else self.choose(lane, place)
             if position is not None:
                 break
         else:
             return []
-        self.at[lane] = place
+        if self.at.get(lane) != place:
+            self.at.pop(lane, None)
+            self.at[lane] = place
         block = self.queues[place][position]
         del self.queues[place][position]
         self.opened.setdefault(lane, set()).update((block[0].planned.file, library_of(block[0].planned)))
         return block
 
-    def choose(self, lane: int, place: int, helps: bool, pays: bool) -> int | None:
-        """Which block of a queue to take. Who ``helps`` takes what it knows, or the last; who ``pays`` for a library of
-        its own takes none that the others will have done before it could help."""
+    def choose(self, lane: int, place: int) -> int | None:
+        """Which block of another's queue to take: one of a module that is open here, or the last; and none that needs
+        a library which is not, unless much is left. Whoever came to the queue first takes what it finds."""
         queue, opened = self.queues[place], self.opened.get(lane, set())
-        position = 0
-        if helps:
-            familiar = (number for number in reversed(range(len(queue))) if queue[number][0].planned.file in opened)
-            position = next(familiar, len(queue) - 1)
-        planned = queue[position][0].planned
         left = sum(job.seconds for block in queue for job in block)
-        return None if pays and library_of(planned) not in opened and 2 * self.opening(planned) > left else position
+
+        def pays_off(planned: Planned) -> bool:
+            return library_of(planned) in opened or 2 * self.opening(planned) <= left
+
+        last_first = [number for number in reversed(range(len(queue))) if pays_off(queue[number][0].planned)]
+        familiar = (number for number in last_first if queue[number][0].planned.file in opened)
+        return next(familiar, last_first[0] if last_first else None)
 
     def leave(self, lane: int) -> None:
         """The lane's process is gone: it works nowhere and has opened nothing."""

@@ -146,6 +146,26 @@ def test_a_lane_opens_no_library_for_less_than_twice_its_cost() -> None:
     assert scheduler.take(0), "nobody is there any more"
 
 
+def test_a_lane_that_has_helped_opens_no_library_either() -> None:
+    """It works there now, but whoever came before it has the library already."""
+    mine = [Block(0, "test_dense_aa.py", [planned(0, "aa")], 1.0)]
+    theirs = [Block(1, "test_dense_bb.py", [planned(n, "bb")], 1.0) for n in range(4)]
+    theirs.append(Block(1, "test_dense_cc.py", [planned(9, "cc")], 1.0))
+    scheduler = Scheduler([mine, theirs], 1, False, lambda *_: False, lambda job: 9.0 if job.backend == "bb" else 0.0)
+    assert [lane_takes[0].planned.backend for lane_takes in map(scheduler.take, (1, 0, 0))] == ["bb", "aa", "cc"]
+    assert not scheduler.take(0)
+    assert [len(scheduler.take(1)) for _ in range(4)] == [1, 1, 1, 0], "and nothing is left behind"
+
+
+def test_whoever_came_first_takes_what_nobody_would_pay_for() -> None:
+    """Also where that is no lane's own queue."""
+    queues = [[], [], [Block(2, "test_dense_bb.py", [planned(n, "bb")], 1.0) for n in range(4)]]
+    scheduler = Scheduler(queues, 1, False, lambda *_: False, lambda job: 9.0)
+    assert [len(scheduler.take(lane)) for lane in (0, 1, 0, 1, 0)] == [1, 0, 1, 0, 1]
+    scheduler.leave(0)
+    assert scheduler.take(1)
+
+
 def test_a_helper_takes_what_it_knows_first() -> None:
     files = ["aa", "bb", "aa", "cc"]
     blocks = [Block(0, f"test_dense_{b}.py", [planned(n, b)], 1.0) for n, b in enumerate(files)]
