@@ -135,13 +135,15 @@ def why_not(run: Mapping[str, Any], counts: Mapping[str, int], cost: object) -> 
 
 
 def command_of(run: Mapping[str, Any]) -> str:
-    """The command that repeats a run: what was typed, but for the folder, which already holds a run.
+    """The command that repeats a run: what was typed, but for files of that host: the folder, which already holds a
+    run, and recorded durations.
 
     Under nox, the session adds ``--tests``, and takes ``--profile`` away where it generated that profile first.
     """
     shown = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     shown.add_argument("--tests")
     shown.add_argument("--output")
+    shown.add_argument("--durations")
     known, rest = shown.parse_known_args(run["argv"][1:])
     words = run["command"].split()
     if words[0] != "nox":

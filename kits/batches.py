@@ -84,7 +84,7 @@ def describe_rows(requests: Sequence[Request], convention: str, speculation: Spe
     drafts = mode == "DECODE" and speculation is not None
     for request in requests:
         if tree:
-            positions += [request.prefix_len + depth for depth in (tree_rows(request.parents).sum(dim=1) - 1).tolist()]
+            positions += [request.prefix_len + sum(seen) - 1 for seen in tree_rows(request.parents)]
         elif drafts and speculation:
             advance = range(speculation.steps) if speculation.caches_drafts else [-1] * speculation.steps
             positions += [request.prefix_len + by for _ in range(speculation.topk) for by in advance]
@@ -107,24 +107,23 @@ def describe_rows(requests: Sequence[Request], convention: str, speculation: Spe
     )
 
 
-def tree_rows(parents: Sequence[int]) -> torch.Tensor:
-    """Bool ``(draft, draft)``: which draft tokens each draft token sees, filled from the parents row by row."""
-    rows = torch.zeros(len(parents), len(parents), dtype=torch.bool)
+def tree_rows(parents: Sequence[int]) -> list[list[bool]]:
+    """``(draft, draft)``: which draft tokens each draft token sees, filled from the parents row by row."""
+    rows: list[list[bool]] = []
     for token, parent in enumerate(parents):
-        if parent >= 0:
-            rows[token] = rows[parent]
-        rows[token, token] = True
+        seen = list(rows[parent]) if parent >= 0 else [False] * len(parents)
+        seen[token] = True
+        rows.append(seen)
     return rows
 
 
 def verify_mask(requests: Sequence[Request]) -> torch.Tensor:
     """The flat custom mask of a verify batch: the producer's side of the contract, not the reference's."""
-    rows = []
+    flat: list[bool] = []
     for request in requests:
-        tree = tree_rows(request.parents)
-        prefix = torch.ones(len(tree), request.prefix_len, dtype=torch.bool)
-        rows.append(torch.cat([prefix, tree], dim=1).flatten())
-    return torch.cat(rows)
+        for seen in tree_rows(request.parents):
+            flat += [True] * request.prefix_len + seen
+    return torch.tensor(flat, dtype=torch.bool)
 
 
 def input_ids_at(positions: Sequence[int]) -> list[int]:

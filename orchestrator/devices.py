@@ -25,8 +25,9 @@ CONTROL = Path("/dev/nvidiactl")
 UUID = re.compile(r"(?:GPU|MIG)-[A-Za-z0-9/-]+")
 LANES = 4
 """Workers on a CPU where the caller names no number."""
-PER_DEVICE, ON_DEVICES, CORES_EACH = 8, 16, 2
-"""Workers on GPUs: at most so many each and in all, and a worker for so many cores."""
+PER_DEVICE, ON_DEVICES, OF_CORES = 12, 16, 0.75
+"""Workers on GPUs: at most so many each and in all, and for each core so many: the supervisor and the driver need some
+too."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def lanes_on(
             head = f"No GPU here: {count(number, 'worker')} {'runs' if number == 1 else 'run'} them on the CPU"
         sentence = f"{head} ({count(cores, 'core')}), one thread each."
         return Lanes(["cpu"] * number, "cpu", sentence)
-    each = per_device or max(1, min(PER_DEVICE, ON_DEVICES // len(mine), cores // CORES_EACH // len(mine)))
+    each = per_device or max(1, min(PER_DEVICE, ON_DEVICES // len(mine), int(cores * OF_CORES) // len(mine)))
     number = workers or each * len(mine)
     lanes = [mine[lane % len(mine)].uuid for lane in range(number)]
     names = sorted({device.name for device in mine})

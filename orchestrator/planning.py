@@ -26,6 +26,8 @@ LIBRARIES = {
 on a GPU, for the import and its kernels. Measured on an H200 with warm caches."""
 BACKEND_COST = 0.5
 """The same for a backend whose library is there at once."""
+WORTH = 0.15
+"""The least work, as a share of what a library costs, for which another shard opens it."""
 BLOCKS_PER_SHARD = 16
 MAX_BLOCK = 50
 """Subtests in one order to a worker: it must fit into a socket's buffer."""
@@ -159,16 +161,24 @@ def library_cost(planned: Planned) -> float:
 
 
 def filled(row: Sequence[Block], limit: float) -> list[list[Block]]:
-    """Shards filled one after the other up to a load, each with a block at least."""
+    """Shards filled one after the other up to a load. Whoever opens a library does with it what is worth the cost, and
+    what is less than that is left to nobody else."""
+    ahead: dict[str, float] = {}
+    for block in row:
+        name = library_of(block.subtests[0])
+        ahead[name] = ahead.get(name, 0.0) + block.cost
     out: list[list[Block]] = []
-    load, opened = limit, ""
+    load, opened, done = limit, "", 0.0
     for block in row:
         name, cost = library_of(block.subtests[0]), library_cost(block.subtests[0])
-        if not out or load + block.cost + (name != opened) * cost > limit:
+        stays = name == opened and min(done, ahead[name]) < cost * WORTH
+        if not out or (load + block.cost + (name != opened) * cost > limit and not stays):
             out.append([])
             load, opened = 0.0, ""
-        load += block.cost + (name != opened) * cost
-        opened = name
+        if name != opened:
+            load, opened, done = load + cost, name, 0.0
+        load, done = load + block.cost, done + block.cost
+        ahead[name] -= block.cost
         out[-1].append(block)
     return out
 

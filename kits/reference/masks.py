@@ -28,13 +28,13 @@ def tree_mask(prefix: int, parents: Sequence[int], window: int | None) -> torch.
     """
     depths = depths_of(parents)
     draft = len(parents)
-    allowed = torch.zeros(draft, prefix + draft, dtype=torch.bool)
+    seen = [[True] * prefix + [False] * draft for _ in range(draft)]
     for token in range(draft):
-        allowed[token, :prefix] = True
         ancestor = token
         while ancestor >= 0:
-            allowed[token, prefix + ancestor] = True
+            seen[token][prefix + ancestor] = True
             ancestor = parents[ancestor]
+    allowed = torch.tensor(seen, dtype=torch.bool).view(draft, prefix + draft)
     if window is not None:
         key_positions = torch.cat([torch.arange(prefix), prefix + torch.tensor(depths)])
         distance = (prefix + torch.tensor(depths))[:, None] - key_positions[None, :]

@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="runs of each setting (default 3)")
     parser.add_argument("--gpus", type=numbers, metavar="N,N", help="numbers of GPUs (default: 1 and all)")
     parser.add_argument(
-        "--workers", type=numbers, default=[2, 4, PER_DEVICE], metavar="N,N", help="workers on each GPU"
+        "--workers", type=numbers, default=[4, 8, PER_DEVICE], metavar="N,N", help="workers on each GPU"
     )
     parser.add_argument("--cpu-workers", type=numbers, metavar="N,N", help="workers on the CPU (default: as in a run)")
     parser.add_argument("--no-cpu", action="store_true", help="leave the CPU out")

@@ -62,7 +62,7 @@ def gpus_here() -> int:
 def measure(setting: Setting, number: int, tests: Path, folder: Path, durations: Path, keyword: str) -> Measured:
     """Run the matrix in a setting. Plans come from the durations of the runs before it."""
     command = [sys.executable, "-m", "orchestrator", "run", "--plain", "--tests", str(tests), "--output", str(folder)]
-    command += ["--durations", str(durations), "-k", keyword]
+    command += ["--durations", str(durations), *(["-k", keyword] if keyword else [])]
     env = {**os.environ, "ATTNMATRIX_DEVICE": setting.device}
     if setting.gpus:
         env["ATTNMATRIX_DEVICES"] = ",".join(device.uuid for device in allowed(os.environ)[: setting.gpus])

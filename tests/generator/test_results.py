@@ -95,13 +95,13 @@ def test_a_row_by_hand_is_drift(small: Path, tmp_path: Path) -> None:
     ("argv", "command"),
     [
         ([], "nox -s gpu_matrix"),
-        (["--profile", "ci", "--output", "here"], "nox -s gpu_matrix -- --profile ci"),
+        (["--profile", "ci", "--output", "here", "--durations", "there"], "nox -s gpu_matrix -- --profile ci"),
         (["--workers", "14", "--confirm=2"], "nox -s gpu_matrix -- --workers 14 --confirm=2"),
         (["--deadline", "600", "-k", ""], "nox -s gpu_matrix -- --deadline 600 -k ''"),
     ],
 )
 def test_the_command_repeats_the_run(argv: list[str], command: str, small: Path, tmp_path: Path) -> None:
-    """With every option that was typed, but for the folder, which already holds a run."""
+    """With every option that was typed, but for files of that host."""
     run = {"argv": ["run", "--tests", "generated_tests", *argv]}
     assert generator("results", "add", run_folder(tmp_path / "run", run), cwd=small).returncode == 0
     (kept,), problems = reference_runs(small)

@@ -132,10 +132,10 @@ def test_lanes_alternate_between_devices(smi, monkeypatch):
     smi()
     monkeypatch.setattr(devices, "cpu_count", lambda: 16)
     with choose_lanes(None) as lanes:
-        assert lanes.devices == [gpu.uuid for gpu in GPUS] * 2
+        assert lanes.devices == [gpu.uuid for gpu in GPUS] * 3
         assert lanes.kind == "NVIDIA H200"
     with choose_lanes(None, env={"CUDA_VISIBLE_DEVICES": "1", **os.environ}) as lanes:
-        assert lanes.devices == [GPUS[1].uuid] * 8, "as many as a device takes, two cores each"
+        assert lanes.devices == [GPUS[1].uuid] * 12, "as many as a device takes, three for four cores"
     with choose_lanes(None, 2) as lanes:
         assert lanes.devices == [gpu.uuid for gpu in GPUS] * 2
     with choose_lanes(2) as lanes:
@@ -187,7 +187,7 @@ def test_the_plan_that_is_printed_is_the_one_that_would_run(smi, tmp_path, monke
     with choose_lanes(None):
         assert main(["plan", "--tests", str(suite), "--durations", str(durations)]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[1] for line in lines] == [f"{n}/8" for n in range(1, 9)]
+        assert [line.split()[1] for line in lines] == [f"{n}/12" for n in range(1, 13)]
         assert sum(float(line.split()[-2]) for line in lines) == 2.0 * len(ids)
         assert main(["plan", "--tests", str(suite), "--workers-per-device", "3"]) == 0
         assert "shard 12/12" in capsys.readouterr().out

@@ -90,6 +90,15 @@ def test_backends_with_libraries_are_kept_together(count: int, shards: int) -> N
     assert max(loads) <= sum(loads) / shards + BACKEND_COST + 0.05 * 50
 
 
+@pytest.mark.parametrize(("count", "openings"), [(10, 1), (60, 2)])
+def test_a_slow_library_is_opened_for_what_is_worth_it(count: int, openings: int) -> None:
+    """Many lanes alone are no reason: each would pay nine seconds for a fraction of one."""
+    rows = [planned(n, "flex_attention") for n in range(count)] + [planned(n, "triton") for n in range(200)]
+    plan = make_plan(rows, {row.id: 0.05 for row in rows}, 16, libraries=True)
+    opened = [blocks for blocks in plan.shards if any(b.subtests[0].backend == "flex_attention" for b in blocks)]
+    assert len(opened) == openings
+
+
 def test_backends_of_one_library_share_processes() -> None:
     """FlashInfer is imported once for its own backend and for TRT-LLM's, whatever lies between their names."""
     backends = ("flashinfer", "triton", "trtllm_mha")
