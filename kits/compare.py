@@ -6,15 +6,12 @@ import bisect
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
 from kits.errors import MismatchError
 from kits.subtest import Tolerance
-from kits.transfer import fetch
-
-Key = TypeVar("Key")
+from kits.transfer import Key, fetch
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ worker is handed at a time. The plan depends on its arguments only, so that seve
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ LIBRARIES = {
 on a GPU, for the import and its kernels. Measured on an H200 with warm caches."""
 BACKEND_COST = 0.5
 """The same for a backend whose library is there at once."""
-WORTH = 0.15
+WORTH = 0.05
 """The least work, as a share of what a library costs, for which another shard opens it."""
 BLOCKS_PER_SHARD = 16
 MAX_BLOCK = 50
@@ -73,7 +74,7 @@ def make_plan(subtests: Sequence[Planned], seconds: Mapping[str, float], shards:
     sweeps = list(dict.fromkeys(planned.sweep for planned in subtests))
     backends = list(dict.fromkeys(f"{planned.method}.{planned.backend}" for planned in subtests))
     plan = Plan(shared, "", sweeps, backends)
-    check_partition(plan, subtests)
+    check_partition(plan, subtests, shards)
     plan.sha256 = digest(plan)
     return plan
 
@@ -135,12 +136,12 @@ def longest_first(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
 
 
 def cut_in_runs(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
-    """Neighbouring blocks together, in the order of their backends: so few shards open a backend twice. The load that
-    no shard exceeds is as low as it can be."""
+    """Neighbouring blocks together, in the order of their backends: so few shards open a backend twice. The load up to
+    which shards are filled is about as low as so many shards allow."""
     # Stable, so that a module stays in order.
     row = sorted(blocks, key=lambda b: (library_of(b.subtests[0]), b.subtests[0].backend, b.file))
     low, high = 0.0, sum(block.cost + library_cost(block.subtests[0]) for block in row)
-    best = filled(row, high)
+    best = filled(row, math.inf)
     for _ in range(40):
         middle = (low + high) / 2
         tried = filled(row, middle)
@@ -196,8 +197,11 @@ def cut(rows: list[Planned], seconds: Mapping[str, float], limit: float) -> list
     return blocks
 
 
-def check_partition(plan: Plan, subtests: Sequence[Planned]) -> None:
-    """Every selected subtest lies in exactly one shard: the planner proves its own work before anything runs."""
+def check_partition(plan: Plan, subtests: Sequence[Planned], shards: int) -> None:
+    """Every selected subtest lies in exactly one of so many shards: the planner proves its own work before anything
+    runs."""
+    if len(plan.shards) != shards:
+        raise OrchestratorError("O118", f"the plan has {len(plan.shards)} shards, {shards} were asked for")
     planned = [row.id for row in plan.subtests]
     if len(planned) != len(subtests) or set(planned) != {row.id for row in subtests}:
         raise OrchestratorError("O118", f"the shards hold {len(planned)} subtests, selected were {len(subtests)}")

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from orchestrator.manifest import Planned
 from orchestrator.planning import Block, library_of
 
+PROCESS_COST = 1.5
+"""Seconds until a new process can use a GPU, as measured on an H200."""
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -98,13 +101,15 @@ class Scheduler:
         return block
 
     def choose(self, lane: int, place: int) -> int | None:
-        """Which block of another's queue to take: one of a module that is open here, or the last; and none that needs
-        a library which is not, unless much is left. Whoever came to the queue first takes what it finds."""
+        """Which block to take of a queue that another lane came to first: one of a module that is open here, or the
+        last; and none that needs a library which is not, unless much is left."""
         queue, opened = self.queues[place], self.opened.get(lane, set())
         left = sum(job.seconds for block in queue for job in block)
 
         def pays_off(planned: Planned) -> bool:
-            return library_of(planned) in opened or 2 * self.opening(planned) <= left
+            cost = self.opening(planned)
+            cost += PROCESS_COST if cost and not opened else 0.0
+            return library_of(planned) in opened or 2 * cost <= left
 
         last_first = [number for number in reversed(range(len(queue))) if pays_off(queue[number][0].planned)]
         familiar = (number for number in last_first if queue[number][0].planned.file in opened)
@@ -125,13 +130,13 @@ class Scheduler:
 
     def put_back(self, jobs: Iterable[Job]) -> None:
         """Return jobs that were handed out and never started; they come first again."""
-        by_queue: dict[int, list[Job]] = {}
+        by_module: dict[tuple[int, str], list[Job]] = {}
         for job in jobs:
             if job.alone:
                 self.alone.appendleft(job)
             else:
-                by_queue.setdefault(job.queue, []).append(job)
-        for place, block in by_queue.items():
+                by_module.setdefault((job.queue, job.planned.file), []).append(job)
+        for (place, _), block in reversed(by_module.items()):
             self.queues[place].appendleft(block)
 
     def drop(self, wanted: Callable[[Job], bool]) -> list[Job]:

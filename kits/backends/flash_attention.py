@@ -23,7 +23,6 @@ class FA3Backend(PersistentBackend):
     """
 
     version = 3
-    libraries = ("sgl_kernel.flash_attn",)
     capabilities = Capabilities(
         forward_modes=frozenset({"EXTEND", "DECODE", "MIXED", "TARGET_VERIFY", "DRAFT_EXTEND", "DRAFT_EXTEND_V2"}),
         methods=frozenset({"dense", "swa"}),

@@ -70,6 +70,12 @@ class PagedWrapper:
             if not isinstance(buffer, torch.Tensor):
                 raise ValueError(f"{self.kernel}: {name} should be a torch.Tensor in cudagraph mode")
 
+    def _group_size(self, num_qo_heads: int, num_kv_heads: int) -> int:
+        """Query heads per KV head."""
+        if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
+            raise ValueError(f"{self.kernel}: {num_qo_heads} query heads cannot share {num_kv_heads} KV heads")
+        return num_qo_heads // num_kv_heads
+
     def _adopt(self, buffers: dict[str, torch.Tensor | None]) -> None:
         """Name the buffers that the library's wrapper reads, by our attributes."""
         for name, buffer in buffers.items():

@@ -59,8 +59,9 @@ def flash_attn_with_kvcache(
     Returns ``out`` (T, Hq, Dv) in q's dtype (bfloat16 for 8-bit q), and with ``return_softmax_lse`` also ``lse``
     (Hq, T) float32 (natural log, sinks included). Both are fresh memory: rows that no request covers (beyond
     ``cu_seqlens_q[-1]`` or ``max_seqlen_q``) hold garbage, NaN in the emulation. A request of length 0, or of a
-    negative length, has no key to loop over: zeros, and -inf. With pages of 128, version 4 loads the values of the
-    first listed page all the same and weighs them with 0: what is NaN there is NaN here. (Measured on an H200.)
+    negative length, has no key to loop over: zeros, and -inf. At length 0 and with pages of 128, version 4 loads the
+    values of the first listed page all the same, or zeros if its id lies outside the cache, and weighs them with 0:
+    what is NaN there is NaN here. (Measured on an H200 with heads of 64; other head dims are taken to do the same.)
 
     Raises ValueError or TypeError for what the library refuses on the host, ``KernelFault`` (emulation) for offsets
     that decrease or leave q, a table too narrow for a length, and page ids outside the cache.
@@ -159,7 +160,7 @@ def _emulate(
         if tokens <= 0:
             continue
         if length <= 0:
-            out[start : start + tokens] = _without_keys(q, v_cache, page_table[row], ver)
+            out[start : start + tokens] = _without_keys(q, v_cache, page_table[row], loads=ver == 4 and length == 0)
             empty = NEGATIVE_INFINITY if sinks is None else sinks.float().unsqueeze(1)
             lse[:, start : start + tokens] = empty
             continue
@@ -187,12 +188,12 @@ def _emulate(
     return out, lse
 
 
-def _without_keys(q: torch.Tensor, v_cache: torch.Tensor, table: torch.Tensor, ver: int) -> torch.Tensor:
-    """What a token of a request without keys gets, ``(Hq, Dv)`` float32: zeros, or with version 4 and pages as large as
-    its tile 0 times the first listed page."""
+def _without_keys(q: torch.Tensor, v_cache: torch.Tensor, table: torch.Tensor, *, loads: bool) -> torch.Tensor:
+    """What a token of a request without keys gets, ``(Hq, Dv)`` float32: zeros, or where the kernel ``loads`` pages as
+    large as its tile 0 times the first listed one."""
     pages, page_size, kv_heads, _ = v_cache.shape
     listed = int(table[0]) if table.numel() else -1
-    loads = ver == 4 and page_size == TILE and 0 <= listed < pages
+    loads = loads and page_size == TILE and 0 <= listed < pages
     weighed = v_cache[listed].float().mul(0.0).sum(dim=0) if loads else v_cache.new_zeros(v_cache.shape[2:]).float()
     return weighed.repeat_interleave(q.shape[1] // kv_heads, dim=0)
 

@@ -104,9 +104,10 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         ``indptr`` (B + 1,), ``indices`` (>= indptr[-1],), ``last_page_len`` (B,) int32, on host or device.
         """
         rows = len(last_page_len)
-        if not self.use_tensor_cores and num_qo_heads // num_kv_heads not in DECODE_GROUPS:
+        group_size = self._group_size(num_qo_heads, num_kv_heads)
+        if not self.use_tensor_cores and group_size not in DECODE_GROUPS:
             raise ValueError(
-                f"{self.kernel}: no decode kernel has {num_qo_heads // num_kv_heads} query heads per KV head, only "
+                f"{self.kernel}: no decode kernel has {group_size} query heads per KV head, only "
                 f"{', '.join(map(str, DECODE_GROUPS))}; use_tensor_cores=True takes any"
             )
         self._heads.planned(num_qo_heads, num_kv_heads, head_dim)
@@ -222,6 +223,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         ``causal``, and the window cuts further. It is packed here, each request from a byte of its own.
         """
         rows = len(qo_indptr) - 1
+        self._group_size(num_qo_heads, num_kv_heads)
         self._heads.planned(num_qo_heads, num_kv_heads, head_dim_qk)
         self._set_options(page_size, window_left, logits_soft_cap, sm_scale, q_data_type, kv_data_type, causal)
         q_starts = _ops.offsets(self.kernel, "plan(qo_indptr)", qo_indptr, rows)

@@ -41,8 +41,8 @@ def _merge(
 
 def _weighted(out: torch.Tensor, lse: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """float32; 0 where the part has no keys: a kernel may leave NaN there, and 0 times NaN is NaN."""
-    weight = torch.exp(lse - shift).transpose(0, 1).unsqueeze(2)
-    return (out.float() * weight).masked_fill(weight == 0, 0.0)
+    weight, empty = (x.transpose(0, 1).unsqueeze(2) for x in (torch.exp(lse - shift), lse == float("-inf")))
+    return (out.float() * weight).masked_fill(empty, 0.0)
 
 
 def _fake(

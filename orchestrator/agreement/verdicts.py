@@ -49,7 +49,7 @@ class Seen:
         if self.outcome == outcomes.FAILED:
             return f"failed: {self.check}"
         if self.outcome == outcomes.UNAVAILABLE:
-            return f"unavailable: {self.kind}"
+            return f"unavailable: {self.kind}" if self.kind else "unavailable"
         return self.outcome
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,5 +49,43 @@ def test_the_recorder_needs_none(contexts: list[int], tmp_path: Path) -> None:
     assert contexts == []
 
 
-def test_a_host_without_a_driver_has_no_context() -> None:
-    opening.make_context(1 << 20)
+class Driver:
+    """Notes the calls that reach the driver; ``fails`` names one that returns an error."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.calls: list[str] = []
+        self.fails = fails
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            if name == "cuDeviceGet":
+                arguments[0]._obj.value = 70 + arguments[1]
+            if name == "cuDevicePrimaryCtxRetain":
+                self.calls.append(str(arguments[1].value))
+            return int(name == self.fails)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("fails", "calls"),
+    [
+        ("", ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "73"]),
+        ("cuDeviceGet", ["cuInit", "cuDeviceGet"]),
+        ("cuInit", ["cuInit"]),
+    ],
+)
+def test_the_context_is_that_of_the_device(fails: str, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(fails)
+    monkeypatch.setattr(opening.ctypes, "CDLL", lambda name: driver)
+    opening.make_context(3)
+    assert driver.calls == calls
+
+
+def test_a_host_without_a_driver_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(opening.ctypes, "CDLL", load)
+    opening.make_context(0)

@@ -87,7 +87,7 @@ def test_two_runs_that_agree(host: Host, capsys: pytest.CaptureFixture[str]) -> 
         ({"outcome": "not_run"}, {"outcome": "not_run"}, "no verdict of recorder"),
         ({}, {"ran": []}, "ran nothing"),
         ({}, {"ran": ["emulated", "native"]}, "ran emulated and native"),
-        ({}, {"outcome": "unavailable", "unavailable_kind": None}, "unavailable: None on CUDA"),
+        ({}, {"outcome": "unavailable", "unavailable_kind": None}, "unavailable on CUDA"),
         ({"outcome": "unavailable", "unavailable_kind": "package"}, {}, "unavailable: package on the recorder"),
     ],
 )

@@ -202,7 +202,7 @@ def test_a_hundred_thousand_subtests_are_planned_in_two_seconds():
         manifest = parse_manifest(json.loads(text), Path(), "0")
         plan = make_plan(manifest.subtests, estimate(manifest.subtests, {}), 4)
     spent = time.process_time() - began
-    check_partition(plan, manifest.subtests)
+    check_partition(plan, manifest.subtests, 4)
     assert spent < 2.0 * slowness(), spent
 
 

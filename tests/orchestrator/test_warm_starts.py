@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -13,12 +14,13 @@ from orchestrator.caches import cache_env
 from orchestrator.campaign.fakesuite import passing, write_suite
 from orchestrator.devices import Lanes
 from orchestrator.durations import OUTLIER, estimate, load_durations
+from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Run
 from orchestrator.ledger import Attempt, Ledger
 from orchestrator.manifest import Planned
-from orchestrator.planning import BACKEND_COST, LIBRARIES, Block, Plan, digest, make_plan, queues_of
+from orchestrator.planning import BACKEND_COST, LIBRARIES, Block, Plan, check_partition, digest, make_plan, queues_of
 from orchestrator.running import Request, describe, prepare, remember, schedule
-from orchestrator.scheduling import Scheduler
+from orchestrator.scheduling import Job, Scheduler
 from orchestrator.verdict import Result, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -90,13 +92,30 @@ def test_backends_with_libraries_are_kept_together(count: int, shards: int) -> N
     assert max(loads) <= sum(loads) / shards + BACKEND_COST + 0.05 * 50
 
 
-@pytest.mark.parametrize(("count", "openings"), [(10, 1), (60, 2)])
+@pytest.mark.parametrize(("count", "openings"), [(8, 1), (20, 2)])
 def test_a_slow_library_is_opened_for_what_is_worth_it(count: int, openings: int) -> None:
     """Many lanes alone are no reason: each would pay nine seconds for a fraction of one."""
     rows = [planned(n, "flex_attention") for n in range(count)] + [planned(n, "triton") for n in range(200)]
     plan = make_plan(rows, {row.id: 0.05 for row in rows}, 16, libraries=True)
     opened = [blocks for blocks in plan.shards if any(b.subtests[0].backend == "flex_attention" for b in blocks)]
     assert len(opened) == openings
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_a_plan_has_as_many_shards_as_were_asked_for(shards: int) -> None:
+    """Also where sums of the same costs differ in their last bit; a shard too many would be nobody's."""
+    rows = [planned(0, "triton"), planned(1, "flex_attention")]
+    for first, second in itertools.product((0.896, 0.1, 0.7), (2.025, 0.2, 0.3)):
+        plan = make_plan(rows, {rows[0].id: first, rows[1].id: second}, shards, libraries=True)
+        assert len(plan.shards) == shards
+    with pytest.raises(OrchestratorError, match="has 2 shards, 1 were asked for"):
+        check_partition(Plan([[], []], ""), [], 1)
+
+
+def test_what_a_dead_worker_gives_back_stays_module_by_module() -> None:
+    scheduler = Scheduler([[]], 1, False, lambda *_: False)
+    scheduler.put_back([Job(planned(n, backend), 0) for n, backend in enumerate(("aa", "aa", "bb"))])
+    assert [[job.planned.backend for job in scheduler.take(0)] for _ in range(2)] == [["aa", "aa"], ["bb"]]
 
 
 def test_backends_of_one_library_share_processes() -> None:

@@ -9,11 +9,23 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kits.errors import CaptureError, ReplayError
 from kits.graphs import cuda, is_capturing
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+
+
+def test_no_op_of_a_capture_imports_the_compiler() -> None:
+    """torch wraps the method of a mode that does not say otherwise, and the wrapper imports all of torch._dynamo."""
+    assert not hasattr(cuda._Observer.__torch_dispatch__, "__wrapped__")
+
+    class Careless(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    assert hasattr(Careless.__torch_dispatch__, "__wrapped__"), "torch wraps no more: _should_skip_dynamo can go"
 
 
 class FakeCuda:

@@ -356,6 +356,15 @@ def test_decode_kernels_know_some_numbers_of_heads_and_tensor_cores_all():
         assert worst(out[row : row + 1], expected) < 1e-5
 
 
+@pytest.mark.parametrize("heads", [(9, 2), (4, 0), (2, 4)])
+def test_heads_that_share_no_keys_evenly_are_refused(heads):
+    cache = make([9, 40])
+    with pytest.raises(ValueError, match=f"{heads[0]} query heads cannot share {heads[1]} KV heads"):
+        Decode(WORKSPACE).plan(*pages_of(cache), *heads, DIM, 16)
+    with pytest.raises(ValueError, match=f"{heads[0]} query heads cannot share {heads[1]} KV heads"):
+        Prefill(WORKSPACE).plan(offsets([1, 1]), *pages_of(cache), *heads, DIM, 16)
+
+
 def test_run_refuses_what_was_not_planned():
     cache = make([9, 40])
     wrapper = Decode(WORKSPACE)

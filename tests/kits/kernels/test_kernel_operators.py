@@ -153,6 +153,8 @@ def test_a_part_without_keys_counts_for_nothing_whatever_it_holds():
     for merged, merged_lse in (merge_states(out, lse, empty, nowhere), merge_states(empty, nowhere, out, lse)):
         assert torch.equal(merged, out)
         assert torch.equal(merged_lse, lse)
+    far, _ = merge_states(out, lse, empty, torch.full_like(lse, -300.0))
+    assert far.isnan().all(), "keys that weigh next to nothing are keys"
     merged, merged_lse = merge_states(empty, nowhere, empty, nowhere)
     assert torch.equal(merged, torch.zeros_like(out))
     assert torch.equal(merged_lse, nowhere)
