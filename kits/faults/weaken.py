@@ -92,8 +92,10 @@ def _real_rows(changes: Changes) -> None:
     changes.replace_everywhere(invariants.check_padding, _silent)
     changes.replace(PointerGuard, "check", _silent)
     changes.replace(SubtestRun, "check_kv_integrity", _silent)
-    for check in ("_check_untouched", "_require_repeated"):
-        changes.replace(GraphSubtest, check, _silent)
+    changes.replace(
+        GraphSubtest, "_check_untouched", lambda _original: lambda self, captured, requests, outputs: outputs
+    )
+    changes.replace(GraphSubtest, "_require_repeated", _silent)
     _no_neighbours(changes)
 
 

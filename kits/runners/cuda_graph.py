@@ -139,7 +139,7 @@ class GraphSubtest:
         return outputs
 
     def _replay_checked(self, what: str, size: int, requests: Sequence[Request]) -> list[torch.Tensor]:
-        """Prepare, check metadata and pointers, replay, check the pool."""
+        """Prepare, check metadata and pointers, replay, check the pool; the outputs on the host."""
         suite = self.suite
         with suite.notes.phase("prepare"):
             captured = self.runner.prepare(size, requests)
@@ -154,19 +154,21 @@ class GraphSubtest:
             suite.notes.replays = sum(captured.graph.replays for captured in self.runner.captured.values())
         suite.check_kv_integrity(before, requests, padded=padded, writes=self.writes_kv, what=what)
         with suite.notes.phase("integrity"):
-            self._check_untouched(captured, requests)
-            self.handed_out = [(output, output.clone()) for output in outputs]
-        return outputs
+            return self._check_untouched(captured, requests, outputs)
 
-    def _check_untouched(self, captured: Any, requests: Sequence[Request]) -> None:
+    def _check_untouched(
+        self, captured: Any, requests: Sequence[Request], outputs: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
         """A replay leaves its inputs alone, and what the replay before it returned, which is its caller's; and it gives
-        the model behind it the live tokens. One question about all of that."""
+        the model behind it the live tokens. One question about all of that, which brings ``outputs`` to the host."""
         positions = self.suite.positions(requests, self.suite.mode, self.speculation)
         with unobserved():
             inputs = differing(self.runner.inputs(captured, requests))
             returned = differing(dict(enumerate(self.handed_out)))
             seen = {name: tokens[: len(positions)] for name, tokens in self.runner.seen.items()}
-            found: dict[Any, torch.Tensor] = fetch({**inputs, **returned, **seen})
+            results = {("out", number): output for number, output in enumerate(outputs)}
+            found: dict[Any, torch.Tensor] = fetch({**inputs, **returned, **seen, **results})
+            self.handed_out = [(output, output.clone()) for output in outputs]
         for name in inputs:
             if bool(found[name]):
                 raise InputError(f"the forward changed {name}")
@@ -175,6 +177,7 @@ class GraphSubtest:
                 raise OutputError(f"it overwrote what the replay before had returned, output {index}")
         for misread in misread_tokens({name: found[name].tolist() for name in seen}, positions):
             raise InputError(f"the model was given {misread}")
+        return [found[key] for key in results]
 
     def _expected(self, batch: Batch, requests: Sequence[Request], padded: Sequence[Request]) -> dict[str, list[int]]:
         """What a batch of ``requests``, padded by requests or in the runner's style, holds for its rows and tokens."""
