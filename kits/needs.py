@@ -9,6 +9,7 @@ from importlib import metadata
 import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from kits.errors import KitError, Unavailable
 from kits.subtest import Subtest
@@ -59,3 +60,14 @@ def has_capability(specifier: str | None, device: torch.device) -> bool:
         return False
     major, minor = torch.cuda.get_device_capability(device)
     return SpecifierSet(specifier).contains(f"{major}.{minor}")
+
+
+def interpreter_problem(triton_version: str, numpy_version: str) -> str | None:
+    """Why these do not interpret: Triton before 3.7 makes a number of an array with one element, which numpy refuses
+    from 2.4 on."""
+    if Version(triton_version) >= Version("3.7") or Version(numpy_version) < Version("2.4"):
+        return None
+    return (
+        f"the interpreter of triton {triton_version} does not run beside numpy {numpy_version}: "
+        "install triton 3.7 or newer, or numpy older than 2.4"
+    )

@@ -12,6 +12,7 @@ import os
 import torch
 
 from kits.errors import Unavailable
+from kits.needs import interpreter_problem
 
 
 def _wants_interpreter() -> bool:
@@ -25,10 +26,16 @@ if INTERPRETED:
     os.environ["TRITON_INTERPRET"] = "1"
 
 try:
+    import numpy
     import triton
     import triton.language as tl
 except ImportError as error:
-    raise Unavailable("package", f"triton cannot be imported: {error}") from error
+    raise Unavailable("package", f"triton or numpy cannot be imported: {error}") from error
+
+if INTERPRETED:
+    problem = interpreter_problem(triton.__version__, numpy.__version__)
+    if problem is not None:
+        raise Unavailable("package", problem)
 
 
 def check_mode(kernel: object) -> None:

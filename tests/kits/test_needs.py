@@ -81,3 +81,13 @@ def test_the_spec_states_what_the_class_says(name: str) -> None:
     )
     graphs = {"never": set(), "split": {"pcg", "bcg"}, "always": {"pcg", "bcg", "cuda_graph", "cuda_graph_multi_step"}}
     assert set(stated.runners) - {"eager"} <= graphs.get(can.graph, graphs["always"])
+
+
+@pytest.mark.parametrize(
+    ("triton_version", "numpy_version", "runs"),
+    [("3.6.0", "2.4.6", False), ("3.6.0", "2.3.5", True), ("3.7.1", "2.4.6", True), ("3.9.0", "2.4.6", True)],
+)
+def test_an_interpreter_that_its_numpy_breaks_is_named(triton_version: str, numpy_version: str, runs: bool) -> None:
+    """Each of these was tried."""
+    problem = needs.interpreter_problem(triton_version, numpy_version)
+    assert problem is None if runs else "install triton 3.7 or newer, or numpy older than 2.4" in str(problem)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_formula import NAN, attention, offsets, worst
 
-from kits.errors import KernelFault
+from kits.errors import KernelFault, Unavailable
 from kits.kernels import provenance
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed", allow_module_level=True)
-
-from kits.kernels.triton_ops import decode_attention, extend_attention
+try:
+    from kits.kernels._triton import INTERPRETED
+    from kits.kernels.triton_ops import decode_attention, extend_attention
+except Unavailable as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+if not INTERPRETED:
+    pytest.skip("compiled for the GPU that is used", allow_module_level=True)
 
 SLOTS = 160
 TOLERANCE = 4e-3  # float16 inputs and outputs of size about 1
