@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import threading
-from collections.abc import Iterator
 
 import torch
 
 from kits.backends.base import Backend
+from kits.collecting import no_collection
 from kits.record import phase
 
 _tried: set[str] = set()
@@ -27,7 +26,8 @@ def open_libraries(backend: Backend, device: torch.device) -> None:
     if device.type != "cuda" or not wanted:
         return
     _tried.update(wanted)
-    with phase("libraries"), _no_collection():
+    # Imports leave next to no garbage, and looking for it takes a fifth of their time.
+    with phase("libraries"), no_collection():
         context = threading.Thread(target=make_context, args=(device.index or 0,))
         context.start()
         for name in wanted:
@@ -44,15 +44,3 @@ def make_context(ordinal: int) -> None:
         device, context = ctypes.c_int(), ctypes.c_void_p()
         if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), ordinal) == 0:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Imports leave next to no garbage, and looking for it takes a fifth of their time."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

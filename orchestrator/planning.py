@@ -152,13 +152,18 @@ def cut_in_runs(blocks: Sequence[Block], shards: int) -> list[list[Block]]:
     return best + [[] for _ in range(shards - len(best))]
 
 
+def library(planned: Planned) -> tuple[str, float]:
+    """What a process must have opened to run a subtest on a GPU, and the seconds that takes; the backend itself where
+    its library is no matter."""
+    return LIBRARIES.get(planned.backend, (planned.backend, BACKEND_COST))
+
+
 def library_of(planned: Planned) -> str:
-    """What a process must have opened to run a subtest on a GPU; the backend itself where its library is no matter."""
-    return LIBRARIES.get(planned.backend, (planned.backend, BACKEND_COST))[0]
+    return library(planned)[0]
 
 
 def library_cost(planned: Planned) -> float:
-    return LIBRARIES.get(planned.backend, (planned.backend, BACKEND_COST))[1]
+    return library(planned)[1]
 
 
 def filled(row: Sequence[Block], limit: float) -> list[list[Block]]:
@@ -171,7 +176,7 @@ def filled(row: Sequence[Block], limit: float) -> list[list[Block]]:
     out: list[list[Block]] = []
     load, opened, done = limit, "", 0.0
     for block in row:
-        name, cost = library_of(block.subtests[0]), library_cost(block.subtests[0])
+        name, cost = library(block.subtests[0])
         stays = name == opened and min(done, ahead[name]) < cost * WORTH
         if not out or (load + block.cost + (name != opened) * cost > limit and not stays):
             out.append([])

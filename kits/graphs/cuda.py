@@ -7,7 +7,6 @@ goes on inside a kernel's op is CUDA's own to judge.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kits.collecting import no_collection
 from kits.errors import CaptureError
 from kits.graphs import host, launches
 from kits.graphs.base import FunctionWatch, Graph, capturing, tensor_arguments
@@ -60,7 +60,7 @@ class CudaGraph(Graph):
             was = host.split_by_device(True)
             stack.callback(host.split_by_device, was)
             stack.enter_context(torch.cuda.device(self.device))
-            stack.enter_context(_no_collection())
+            stack.enter_context(no_collection())
             graph = stack.enter_context(_captured(observer))
             stack.enter_context(launches.refused())
             stack.enter_context(FunctionWatch(observer.look))
@@ -77,17 +77,6 @@ class CudaGraph(Graph):
             self._graph.replay()
         del held
         self.replays += 1
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 @contextmanager

@@ -136,6 +136,8 @@ def test_input_check_alone_sees_a_scaled_query(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(errors.InputError, match="changed q of layer 0"):
         kits.run(subtest)
     monkeypatch.setattr(common, "changed", lambda *_: [])
+    with pytest.raises(errors.InputError, match=r"replay of own .* the forward changed q of layer 0"):
+        kits.run(subtest)
     monkeypatch.setattr("kits.runners.graph.GraphRunner.inputs", lambda *_: {})
     kits.run(subtest)
 

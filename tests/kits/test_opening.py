@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from kits import opening
+from generator.matrix import Project
+from kits import backends, opening
 from kits.opening import open_libraries
+from orchestrator.planning import LIBRARIES
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -89,3 +91,13 @@ def test_a_host_without_a_driver_is_left_to_torch(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(opening.ctypes, "CDLL", load)
     opening.make_context(0)
+
+
+def test_the_planner_counts_what_backends_import() -> None:
+    """It cannot ask them: they need torch."""
+    spec = Project.open(Path(__file__).parents[2] / "suite.toml").spec
+    slow = {name: backends.load(backend.adapter).libraries for name, backend in spec.backends.items()}
+    assert {name for name, modules in slow.items() if modules} == set(LIBRARIES)
+    for name, (library, _) in LIBRARIES.items():
+        shared = {other for other, (theirs, _) in LIBRARIES.items() if theirs == library}
+        assert shared == {other for other, modules in slow.items() if modules[:1] == slow[name][:1]}
