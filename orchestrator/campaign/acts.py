@@ -208,10 +208,35 @@ def poison(id: str, record: Callable[[str, object], None]) -> None:
     passing(id, record)
 
 
+def until(ready: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait for what another process does. What decides a test is waited for, never raced against."""
+    end = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {seconds:g} s in vain")
+        time.sleep(0.01)
+
+
 def bad_gpu(id: str, record: Callable[[str, object], None]) -> None:
-    """Pass everywhere but on one device."""
+    """Abort on one device, three times before anything passes on another."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("GPU-bad"):
+        (marks() / f"broke.{os.getpid()}").touch()
         os.abort()
+    until(lambda: len(list(marks().glob("broke.*"))) >= 3)
+    passing(id, record)
+
+
+def gate(id: str, record: Callable[[str, object], None]) -> None:
+    """Pass at the first three visits of all, and at the others once somebody has made the file ``gate``."""
+    if visits("gate") >= 3:
+        until((marks() / "gate").exists)
+    passing(id, record)
+
+
+def meet(id: str, record: Callable[[str, object], None]) -> None:
+    """Pass once another process has come here, too."""
+    (marks() / f"met.{os.getpid()}").touch()
+    until(lambda: len(list(marks().glob("met.*"))) >= 2)
     passing(id, record)
 
 
@@ -224,6 +249,7 @@ def orphan(id: str, record: Callable[[str, object], None]) -> None:
             (marks() / f"orphan.{os.getpid()}").touch()
             time.sleep(300)
             os._exit(0)
+    until(lambda: len(list(marks().glob("orphan.*"))) >= 2)
     passing(id, record)
 
 
@@ -249,7 +275,7 @@ ACTS: dict[str, Callable[..., None]] = {
     "spin": spin, "half": half, "garbage": garbage, "killlauncher": kill_launcher, "foreign": foreign, "memory": memory,
     "orphan": orphan, "slow": slow, "noisy": noisy, "quit": leave_session, "nodevice": unavailable("no_device"),
     "nopackage": unavailable("package"), "oldcard": unavailable("architecture"), "untyped": unavailable("mood"),
-    "poison": poison, "leak": leak, "badgpu": bad_gpu,
+    "poison": poison, "leak": leak, "badgpu": bad_gpu, "gate": gate, "meet": meet,
     "skip": lambda *_: pytest.skip("no reason at all"), "nothing": lambda *_: None,
 }  # fmt: skip
 

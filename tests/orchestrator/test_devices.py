@@ -199,7 +199,7 @@ def test_the_plan_that_is_printed_is_the_one_that_would_run(smi, tmp_path, monke
 def test_workers_see_one_device_each(smi, bench):
     """CUDA_VISIBLE_DEVICES is the UUID, set before anything can touch CUDA."""
     smi()
-    suite = bench([f"dense.{b}.eager.slow_{n}" for b in "xy" for n in range(3)], env={"ATTNMATRIX_DEVICE": ""})
+    suite = bench([f"dense.{b}.eager.meet_{n}" for b in "xy" for n in range(3)], env={"ATTNMATRIX_DEVICE": ""})
     done = suite.run("--workers", "2")
     assert done.code == 0, done.out
     assert "2 workers on 2 GPUs (NVIDIA H200)" in done.out

@@ -33,7 +33,7 @@ def run_here(tmp_path, monkeypatch):
 
     def run(ids: list[str], *devices: str, **options) -> Ended:
         suite = write_suite(tmp_path / "suite", ids)
-        request = Request(tests=suite, shards=1, preload=("pytest",), deadline=1.0, **options)
+        request = Request(tests=suite, shards=1, preload=("pytest",), deadline=2.0, **options)
         lanes = Lanes(list(devices or ["cpu"]), "cpu", "")
         manifest, plan = prepare(request, "cpu")
         folder = Folder(tmp_path / "run")
