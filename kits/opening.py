@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import os
 import threading
 
 import torch
@@ -44,3 +45,22 @@ def make_context(ordinal: int) -> None:
         device, context = ctypes.c_int(), ctypes.c_void_p()
         if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), ordinal) == 0:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
+def name_architecture() -> None:
+    """Tell FlashInfer what the GPUs of this host are, in its variable ``FLASHINFER_CUDA_ARCH_LIST``.
+
+    It would find the same by itself, when it is imported, but by initialising CUDA, after which a process cannot be
+    forked. Where the GPUs differ it is left to see which it can use.
+    """
+    try:
+        import pynvml
+    except ImportError:  # FlashInfer needs it, and so is not here either
+        return
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        found = {"{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles}
+        pynvml.nvmlShutdown()
+        if len(found) == 1:
+            os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", found.pop())

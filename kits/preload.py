@@ -1,7 +1,7 @@
 """Imports what every worker needs, in the process that they are forked from. Touches no device.
 
-Libraries with kernels of their own are left to the workers that need them: some look at the device when imported, and
-some take seconds, which workers spend side by side.
+Libraries with kernels of their own are left to the workers that need them, or to a process like this one for each slow
+library.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ hashing = hash_triton() if os.environ.get("ATTNMATRIX_DEVICE") == "cuda" else No
 
 from kits import backends, known, runners, verdict  # noqa: E402
 from kits.errors import Unavailable  # noqa: E402
+from kits.opening import name_architecture  # noqa: E402
 
 __all__ = ["backends", "known", "runners", "verdict"]
 
@@ -37,5 +38,7 @@ if os.environ.get("ATTNMATRIX_DEVICE") == "cpu":  # what fake kernels need, whic
 for _module in pkgutil.iter_modules(backends.__path__):
     with contextlib.suppress(Unavailable):  # the subtests that need it will say so
         importlib.import_module(f"kits.backends.{_module.name}")
+if os.environ.get("ATTNMATRIX_DEVICE") == "cuda":
+    name_architecture()
 if hashing is not None:
     hashing.join()  # a fork takes no thread along

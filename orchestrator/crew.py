@@ -1,171 +1,89 @@
-"""The supervisor's handle on its processes: the launcher, and the workers that it forks."""
+"""All processes of a run as the supervisor deals with them: launchers, and the workers that they fork.
+
+Every run has one launcher, which imports what all workers need. On GPUs there is another one for each slow library,
+which imports that as well while the others are at work already, and once for all workers that begin with it. A library
+that cannot be had this way is left to the workers; a run never depends on these launchers.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import selectors
 import socket
-import subprocess
-import sys
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from orchestrator import processes
 from orchestrator.errors import OrchestratorError
-from orchestrator.events import EventTail
-from orchestrator.scheduling import Job
+from orchestrator.handles import LauncherHandle, Worker
 
 START_LIMIT = 120.0
-"""Seconds the launcher may take to import torch."""
+"""Seconds a launcher may take to import torch, and its library."""
 REPORT_LIMIT = 10.0
 """Seconds from a worker's death by our hand to the launcher's report of it."""
 DYING_LIMIT = 60.0
 """Seconds a killed worker may take to die. Inside a kernel of a GPU that hangs, it cannot until the driver lets go."""
-
-
-@dataclass(eq=False)
-class Worker:
-    """One worker process as the supervisor knows it."""
-
-    name: str
-    lane: int
-    device: str
-    alone: bool
-    channel: socket.socket
-    tail: EventTail
-    log: Path
-    queue: deque[Job] = field(default_factory=deque)
-    """Handed out, not started."""
-    inside: Job | None = None
-    collecting: str | None = None
-    since: float = field(default_factory=time.monotonic)
-    """When the current state began: spawned, collecting, inside a subtest, or between two."""
-    asked: float = field(default_factory=time.monotonic)
-    log_offset: int = 0
-    pid: int | None = None
-    ready: bool = False
-    ending: bool = False
-    killed: str = ""
-    """Why the supervisor killed it."""
-    killed_at: float = 0.0
-    dead_at: float = 0.0
-    """When it was first seen to be dead after that."""
-    status: int | None = None
-    fatal: str = ""
-    finished: int = 0
-
-    def order(self, jobs: Sequence[Job], end: bool = False) -> None:
-        """Hand out jobs, and with ``end`` let the worker leave after them."""
-        self.queue.extend(jobs)
-        self.ending = self.ending or end
-        message = {"order": "end" if end else "run", "jobs": [job.order() for job in jobs]}
-        with contextlib.suppress(OSError):  # a dead worker is noticed by its exit
-            self.channel.sendall(json.dumps(message).encode() + b"\n")
-
-    def heard(self) -> bool:
-        """Read the bell; returns whether the line is still open."""
-        try:
-            data = self.channel.recv(1 << 14, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        if b"!" in data:
-            self.fatal = data[data.index(b"!") + 1 :].decode("utf-8", "replace").strip() or "cannot record"
-        return bool(data)
-
-    def log_tail(self, limit: int = 8000) -> str:
-        """What the log gained since the current subtest began."""
-        try:
-            with open(self.log, "rb") as file:
-                end = file.seek(0, os.SEEK_END)
-                file.seek(max(self.log_offset, end - limit))
-                return file.read(limit).decode("utf-8", "replace")
-        except OSError:
-            return ""
+MAX_DEATHS = 3
+"""How often the launcher that every run has may die."""
 
 
 class Crew:
-    """Starts the launcher, asks it for workers, and learns from it how they ended."""
+    """Starts launchers, asks them for workers, and learns from them how those ended."""
 
-    def __init__(self, preload: Iterable[str], env: Mapping[str, str], log: Path, keep: Iterable[int]) -> None:
-        self.preload, self.env, self.log, self.keep = list(preload), dict(env), log, list(keep)
+    def __init__(
+        self, preload: Iterable[str], env: Mapping[str, str], logs: Path, keep: Iterable[int],
+        libraries: Iterable[str] = (),
+    ) -> None:  # fmt: skip
+        self.preload, self.env, self.logs, self.keep = list(preload), dict(env), logs, list(keep)
         self.selector = selectors.DefaultSelector()
         self.workers: dict[str, Worker] = {}
-        self.pending: deque[tuple[dict[str, object], int]] = deque()
-        self.asked = False
+        self.launchers: dict[str, LauncherHandle] = {}
+        self.dismissed: list[LauncherHandle] = []
         self.deaths = 0
-        self.rest = b""
-        self.start()
+        for library in ("", *libraries):
+            self.start(library)
 
-    def start(self) -> None:
-        ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-m", "orchestrator.launcher", str(theirs.fileno()), *self.preload]
-        env = {**os.environ, **processes.WORKER_ENV, **self.env}
-        root = str(Path(__file__).parents[1])
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
-        try:
-            with open(self.log, "ab") as log:
-                self.process = subprocess.Popen(
-                    argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                    pass_fds=[theirs.fileno(), *self.keep],
-                )  # fmt: skip
-        except OSError as error:
-            raise OrchestratorError("O502", f"cannot start the launcher: {error.strerror}") from None
-        theirs.close()
-        self.control, self.rest, self.asked = ours, b"", False
-        self.began = time.monotonic()
-        self.up = False
-        self.selector.register(ours, selectors.EVENT_READ)
+    def start(self, library: str) -> None:
+        log = self.logs / ("-".join(filter(None, ["launcher", library])) + ".log")
+        launcher = LauncherHandle(library, self.preload, self.env, log, self.keep)
+        self.launchers[library] = launcher
+        self.selector.register(launcher.control, selectors.EVENT_READ, launcher)
 
-    def spawn(self, request: dict[str, object], worker: Worker, channel: socket.socket) -> None:
-        """Ask for a worker; ``channel`` is its end of the line."""
+    def spawn(self, request: dict[str, object], worker: Worker, channel: socket.socket, library: str) -> None:
+        """Ask for a worker that begins with ``library``; ``channel`` is its end of the line."""
         self.workers[worker.name] = worker
         self.selector.register(worker.channel, selectors.EVENT_READ, worker)
-        self.pending.append((request, channel.detach()))
-        self.ask()
+        worker.launcher = self.launchers.get(library) or self.launchers[""]
+        worker.launcher.request(request, channel.detach())
 
-    def ask(self) -> None:
-        """One request at a time, so that a descriptor cannot be taken for another request's."""
-        if self.up and not self.asked and self.pending:
-            request, fd = self.pending.popleft()
-            with contextlib.suppress(OSError):  # a dead launcher is noticed by its closed line
-                socket.send_fds(self.control, [json.dumps(request).encode()], [fd])
-            os.close(fd)
-            self.asked = True
-
-    def wait(self, timeout: float) -> tuple[list[Worker], list[Worker], bool]:
-        """Wait for news: workers that rang, workers that ended, and whether the launcher died."""
+    def wait(self, timeout: float) -> tuple[list[Worker], list[Worker], list[LauncherHandle]]:
+        """Wait for news: workers that rang, workers that ended, and launchers that died."""
         rang: list[Worker] = []
         ended: list[Worker] = []
-        lost = False
+        died: list[LauncherHandle] = []
         for key, _ in self.selector.select(timeout):
-            if key.fileobj is self.control:
-                lost = self.hear_launcher(ended)
+            if isinstance(key.data, LauncherHandle):
+                if self.hear_launcher(key.data, ended):
+                    died.append(key.data)
             else:
                 worker: Worker = key.data
                 if not worker.heard():
                     self.selector.unregister(worker.channel)
                 rang.append(worker)
-        return rang, ended, lost or self.process.poll() is not None
+        died += [one for one in self.launchers.values() if one not in died and one.process.poll() is not None]
+        return rang, ended, died
 
-    def hear_launcher(self, ended: list[Worker]) -> bool:
+    def hear_launcher(self, launcher: LauncherHandle, ended: list[Worker]) -> bool:
+        """Take its news; returns whether it is gone."""
         try:
-            data = self.control.recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
+            messages = launcher.hear()
+        except EOFError:
             return True
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
+        for message in messages:
             if "spawned" in message:
-                self.asked = False
+                launcher.asked = False
                 worker = self.workers[message["spawned"]]
                 worker.pid, worker.since = message["pid"], time.monotonic()
                 if worker.killed:
@@ -176,13 +94,35 @@ class Crew:
                     gone.status = message["status"]
                     ended.append(gone)
             else:
-                self.up = True
-                if message["touched"]:
-                    raise OrchestratorError(
-                        "O502", f"importing {message['loaded']} touched CUDA, so nothing may be forked"
-                    )
-        self.ask()
+                self.greet(launcher, message)
+        launcher.ask()
         return False
+
+    def greet(self, launcher: LauncherHandle, message: Mapping[str, Any]) -> None:
+        """A launcher is ready, or says why nothing may be forked from it."""
+        if message["unfit"] and not launcher.library:
+            raise OrchestratorError("O502", f"nothing may be forked from the launcher: {message['unfit']}")
+        if message["unfit"]:
+            self.dismiss(launcher)
+            return
+        launcher.up = True
+        for worker in self.workers_of(launcher):
+            worker.since = time.monotonic()
+
+    def dismiss(self, launcher: LauncherHandle) -> None:
+        """Do without a library's launcher: the one that every run has takes over what it was asked for."""
+        main = self.launchers[""]
+        for worker in self.workers_of(launcher):
+            worker.launcher = main
+        while launcher.pending:
+            main.request(*launcher.pending.popleft())
+        del self.launchers[launcher.library]
+        self.selector.unregister(launcher.control)
+        launcher.close()
+        self.dismissed.append(launcher)
+
+    def workers_of(self, launcher: LauncherHandle) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.launcher is launcher]
 
     def kill(self, worker: Worker, reason: str) -> None:
         if not worker.killed:
@@ -194,16 +134,20 @@ class Crew:
         """A launcher that does not start, or does not report deaths, is of no use any more. Returns the workers that
         do not die: they are no fault of the launcher's, and a new one could not kill them either."""
         now = time.monotonic()
-        if not self.up and now - self.began > START_LIMIT:
-            raise OrchestratorError("O502", f"the launcher is not up after {START_LIMIT:g} s", f"its log: {self.log}")
+        for launcher in self.launchers.values():
+            if not launcher.up and now - launcher.began > START_LIMIT:
+                launcher.process.kill()
+                if not launcher.library:
+                    late = f"the launcher is not up after {START_LIMIT:g} s"
+                    raise OrchestratorError("O502", late, f"its log: {launcher.log}")
         undying = []
         for worker in self.workers.values():
             if not worker.killed or worker.status is not None:
                 continue
             if worker.pid is None or processes.dead(worker.pid):
                 worker.dead_at = worker.dead_at or now
-                if now - worker.dead_at > REPORT_LIMIT:
-                    self.process.kill()
+                if now - worker.dead_at > REPORT_LIMIT and worker.launcher is not None:
+                    worker.launcher.process.kill()
             elif now - worker.killed_at > DYING_LIMIT:
                 undying.append(worker)
         return undying
@@ -219,25 +163,26 @@ class Crew:
         for worker in self.workers.values():
             if worker.pid is not None and worker.status is None:
                 processes.kill_group(worker.pid)
-        self.control.close()  # the order to end
-        for _, fd in self.pending:
-            os.close(fd)
-        self.pending.clear()
-        try:
-            self.process.wait(timeout=8)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        for launcher in self.launchers.values():
+            launcher.close()
+        for launcher in [*self.launchers.values(), *self.dismissed]:
+            launcher.reap()
 
-    def restart(self) -> list[Worker]:
-        """After the launcher died: its workers die with it. Returns them, all of them lost."""
-        self.deaths += 1
-        lost = list(self.workers.values())
-        self.selector.unregister(self.control)
-        self.stop()
+    def replace(self, launcher: LauncherHandle) -> list[Worker]:
+        """After a launcher died: its workers die with it. Returns them, all of them lost. A library's launcher is not
+        started again: whatever killed it would be there again."""
+        lost = self.workers_of(launcher)
         for worker in lost:
+            if worker.pid is not None and worker.status is None:
+                processes.kill_group(worker.pid)
             worker.status = worker.status if worker.status is not None else 9
-        if self.deaths > 3:
-            raise OrchestratorError("O506", f"the launcher died {self.deaths} times", f"its log: {self.log}")
-        self.start()
+        del self.launchers[launcher.library]
+        self.selector.unregister(launcher.control)
+        launcher.close()
+        launcher.reap()
+        if not launcher.library:
+            self.deaths += 1
+            if self.deaths > MAX_DEATHS:
+                raise OrchestratorError("O506", f"the launcher died {self.deaths} times", f"its log: {launcher.log}")
+            self.start("")
         return lost

@@ -1,14 +1,16 @@
-"""The launcher: one process beside the supervisor that imports torch once, forks workers and reaps them.
+"""A launcher: a process beside the supervisor that imports torch once, forks workers and reaps them.
 
 It never touches CUDA, so a worker may still choose its device. When the supervisor goes away, by whatever death, the
 socket between them closes and the launcher kills every worker's process group before it ends.
 
-Run as ``python -m orchestrator.launcher FD``; requests come over the socket with the worker's channel attached.
+Run as ``python -m orchestrator.launcher FD MODULE... [--library MODULE]``; requests come over the socket with the
+worker's channel attached. A library must leave a process behind that can be forked, or the launcher declines.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import io
@@ -26,6 +28,9 @@ from orchestrator import processes, worker
 MAX_REQUEST = 1 << 16
 ALL_OF_PYTEST = ["--version", "--version", "-c", os.devnull, "--noconftest"]
 """Makes pytest import its plugins: a single ``--version`` is answered without them."""
+DRIVER = "libcuda.so.1"
+ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""The variable with which ``torch.cuda.is_available()`` leaves CUDA alone."""
 
 
 class Launcher:
@@ -132,24 +137,61 @@ class Launcher:
                 return
 
 
-def preload(names: list[str]) -> list[str]:
-    """Import what every worker needs; a module that cannot be had is each worker's own matter.
+def preload(names: list[str], library: str = "") -> str:
+    """Import what every worker needs; a module that cannot be had is each worker's own matter. Then the library.
+    Returns why no worker may be forked from here, if so.
 
     No garbage is collected meanwhile: imports leave next to none, and looking for it takes an eighth of their time.
     """
     gc.disable()
-    loaded = []
     for name in names:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-            loaded.append(name)
-    if "pytest" in loaded:  # it imports most of itself only when it is first used
+    if "pytest" in sys.modules:  # it imports most of itself only when it is first used
         importlib.import_module("orchestrator.worker_plugin")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             sys.modules["pytest"].main(ALL_OF_PYTEST)
+    unfit = f"importing {', '.join(names)} initialised CUDA" if cuda_is_initialized() else ""
+    if library:
+        unfit = open_library(library)
     gc.freeze()  # or every worker would look through all of it at each collection, and copy its pages
     gc.enable()
-    return loaded
+    return unfit
+
+
+def open_library(library: str) -> str:
+    """Import it; returns why that leaves a process from which no worker may be forked, if so.
+
+    Whether there is a GPU, torch asks the driver's management library meanwhile: a library that wants to know must not
+    initialise CUDA for that.
+    """
+    threads = len(os.listdir("/proc/self/task"))
+    os.environ[ASK_NVML] = "1"
+    try:
+        importlib.import_module(library)
+    except BaseException as error:
+        return f"{library} cannot be imported: {error!r}"
+    finally:
+        del os.environ[ASK_NVML]
+    if cuda_is_initialized():
+        return f"importing {library} initialised CUDA"
+    if len(os.listdir("/proc/self/task")) > threads:
+        return f"importing {library} started a thread, which a fork would not take along"
+    return ""
+
+
+def cuda_is_initialized() -> bool:
+    """Whether this process has, through torch or past it: its children could not use a GPU then."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return True
+    try:
+        with open("/proc/self/maps") as file:
+            if DRIVER not in file.read():
+                return False
+        return bool(ctypes.CDLL(DRIVER).cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0)
+    except (OSError, AttributeError):
+        return False
 
 
 def main() -> None:
@@ -157,12 +199,13 @@ def main() -> None:
     os.set_inheritable(control.fileno(), False)
     processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     began = time.monotonic()
-    loaded = preload(sys.argv[2:])
+    names, _, library = " ".join(sys.argv[2:]).partition("--library")
+    unfit = preload(names.split(), library.strip())
+    seconds = round(time.monotonic() - began, 3)
+    print(f"up after {seconds} s" + (f"; declined: {unfit}" if unfit else ""), file=sys.stderr, flush=True)
     launcher = Launcher(control)
     try:
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        touched = cuda is not None and cuda.is_initialized()
-        launcher.say(ready=os.getpid(), loaded=loaded, seconds=round(time.monotonic() - began, 3), touched=touched)
+        launcher.say(ready=os.getpid(), seconds=seconds, unfit=unfit)
         launcher.serve()
     except (BrokenPipeError, ConnectionResetError):
         pass

@@ -18,13 +18,15 @@ from types import FrameType
 
 from orchestrator import outcomes, processes
 from orchestrator.caches import cache_env
-from orchestrator.crew import START_LIMIT, Crew, Worker
+from orchestrator.crew import START_LIMIT, Crew
 from orchestrator.endings import MAX_DUMP, explain, pointer
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import EventTail, EventWriter, RecordError
 from orchestrator.folder import Folder
+from orchestrator.handles import LauncherHandle, Worker
 from orchestrator.ledger import Attempt, Ledger
 from orchestrator.manifest import Planned
+from orchestrator.planning import library_of
 from orchestrator.scheduling import Job, Scheduler
 from orchestrator.verdict import settle
 from orchestrator.wording import count
@@ -57,6 +59,8 @@ class Options:
     interpreters: bool = False
     """Start every worker in a new interpreter instead of forking it."""
     preload: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    """Slow libraries that get a launcher of their own."""
     plugins: tuple[str, ...] = ()
     max_restarts: int = 100
 
@@ -97,12 +101,12 @@ class Supervisor:
         before = {sig: signal.signal(sig, self.interrupt) for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         self.crew = None
         try:
-            log = self.folder.logs / "launcher.log"
-            preload = () if self.options.interpreters else self.options.preload
+            options = self.options
+            preload, libraries = ((), ()) if options.interpreters else (options.preload, options.libraries)
             env = {"ATTNMATRIX_DEVICE": "cpu"}
             if self.lanes[0] != "cpu":
                 env = {"ATTNMATRIX_DEVICE": "cuda", **cache_env(os.environ)}
-            self.crew = Crew(preload, env, log, [self.lock])
+            self.crew = Crew(preload, env, self.folder.logs, [self.lock], libraries)
             self.loop(self.crew)
         except RecordError as error:
             self.error = OrchestratorError("O501", str(error), "free some space, then continue with --resume")
@@ -146,18 +150,24 @@ class Supervisor:
                 raise OrchestratorError(
                     "O503", f"no worker is left to run {count(left, 'subtest')}", f"logs: {self.folder.logs}"
                 )
-            rang, ended, lost = crew.wait(TICK)
+            rang, ended, died = crew.wait(TICK)
             for worker in rang or list(self.workers.values()):
                 self.read(worker)
-            if lost:
-                ended = crew.restart()
-                for worker in ended:
-                    worker.killed = worker.killed or "launcher"
-                self.remark("the launcher died; its workers were replaced")
+            for launcher in died:
+                ended = self.replace(launcher, ended, crew)
             for worker in ended:
                 self.bury(worker, crew)
             self.check_clocks(crew)
             self.watch(self, None)
+
+    def replace(self, launcher: LauncherHandle, ended: list[Worker], crew: Crew) -> list[Worker]:
+        """A launcher died: its workers are lost, through no fault of their subtests. Returns all that have ended."""
+        lost = crew.replace(launcher)
+        for worker in lost:
+            worker.killed = worker.killed or "launcher"
+        what = f"the launcher of {launcher.library}" if launcher.library else "the launcher"
+        self.remark(f"{what} died; its workers were replaced")
+        return [worker for worker in ended if worker not in lost] + lost
 
     # Handing out
 
@@ -199,7 +209,7 @@ class Supervisor:
         }  # fmt: skip
         self.workers[lane] = worker
         worker.order(jobs, end=alone)
-        crew.spawn(request, worker, theirs)
+        crew.spawn(request, worker, theirs, library_of(jobs[0].planned))
 
     # Listening
 
@@ -299,7 +309,7 @@ class Supervisor:
             if worker.inside is not None:
                 if now - worker.since > limit + min(5.0, max(0.5, 0.05 * limit)):
                     crew.kill(worker, "deadline")
-            elif not crew.up or now - worker.since <= self.options.start_limit:
+            elif worker.launcher is None or not worker.launcher.up or now - worker.since <= self.options.start_limit:
                 continue
             elif worker.queue or worker.ending or not worker.ready:
                 crew.kill(worker, "silent")

@@ -7,6 +7,11 @@ import pytest
 from kits import record
 
 
+def fail_later(clock: list[float]) -> None:
+    clock[0] += 16.0
+    _ = 1 / 0
+
+
 def test_a_phase_within_a_phase_counts_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
@@ -16,8 +21,7 @@ def test_a_phase_within_a_phase_counts_for_itself(monkeypatch: pytest.MonkeyPatc
         with record.phase("inner"):
             clock[0] += 8.0
         with pytest.raises(ZeroDivisionError), notes.phase("inner"):
-            clock[0] += 16.0
-            _ = 1 / 0
+            fail_later(clock)
     with notes.phase("outer"):
         clock[0] += 2.0
     assert notes.as_dict()["seconds"] == {"inner": 24.0, "outer": 3.0}

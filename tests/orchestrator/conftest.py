@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from orchestrator.campaign.fakesuite import write_suite
+from orchestrator.devices import Lanes
+from orchestrator.folder import Folder
+from orchestrator.running import Ended, Request, describe, execute, prepare
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,3 +101,24 @@ def bench(tmp_path: Path) -> Callable[..., Bench]:
         return Bench(tmp_path, write_suite(tmp_path / "suite", ids, **options), {**os.environ, **ours})
 
     return make
+
+
+@pytest.fixture
+def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    """Run a fake suite with this process as the supervisor, on lanes of these devices."""
+    monkeypatch.setenv("ATTNMATRIX_FAKE_MARKS", str(tmp_path))
+
+    def run(
+        ids: list[str], *devices: str, kind: str = "cpu", prelude: dict[str, str] | None = None, **options: Any
+    ) -> Ended:
+        suite = write_suite(tmp_path / "suite", ids, prelude=prelude)
+        request = Request(**{"tests": suite, "shards": 1, "preload": ("pytest",), "deadline": 2.0} | options)
+        lanes = Lanes(list(devices or ["cpu"]), kind, "")
+        manifest, plan = prepare(request, kind)
+        folder = Folder(tmp_path / "run")
+        folder.create()
+        described = describe(request, manifest, plan, lanes)
+        folder.save(described, plan)
+        return execute(request, folder, described, plan, lanes, folder.lock(), lambda supervisor, attempt: None)
+
+    return run

@@ -18,31 +18,9 @@ from orchestrator.campaign.fakesuite import passing, write_suite
 from orchestrator.campaign.pretend import pretend_run
 from orchestrator.campaign.scenarios import SCENARIOS
 from orchestrator.cli import main
-from orchestrator.devices import Lanes
-from orchestrator.folder import Folder
 from orchestrator.ledger import Ledger
-from orchestrator.running import Ended, Request, describe, execute, prepare
 from orchestrator.scheduling import Scheduler
 from orchestrator.supervisor import Supervisor
-
-
-@pytest.fixture
-def run_here(tmp_path, monkeypatch):
-    """Run a fake suite with this process as the supervisor."""
-    monkeypatch.setenv("ATTNMATRIX_FAKE_MARKS", str(tmp_path))
-
-    def run(ids: list[str], *devices: str, **options) -> Ended:
-        suite = write_suite(tmp_path / "suite", ids)
-        request = Request(tests=suite, shards=1, preload=("pytest",), deadline=2.0, **options)
-        lanes = Lanes(list(devices or ["cpu"]), "cpu", "")
-        manifest, plan = prepare(request, "cpu")
-        folder = Folder(tmp_path / "run")
-        folder.create()
-        described = describe(request, manifest, plan, lanes)
-        folder.save(described, plan)
-        return execute(request, folder, described, plan, lanes, folder.lock(), lambda supervisor, attempt: None)
-
-    return run
 
 
 @pytest.fixture
@@ -77,8 +55,8 @@ def test_a_launcher_that_reports_no_death_is_replaced(run_here, monkeypatch):
     monkeypatch.setattr(crew, "REPORT_LIMIT", 0.5)
     hear, deaf = crew.Crew.hear_launcher, []
 
-    def half(self, ended):
-        lost = hear(self, ended)
+    def half(self, launcher, ended):
+        lost = hear(self, launcher, ended)
         if ended and not deaf:
             deaf.extend(ended)
             for worker in ended:
@@ -178,7 +156,7 @@ def test_a_result_that_cannot_be_read_is_made_again(run_here, monkeypatch):
 
     monkeypatch.setattr(Ledger, "feed", deaf)
     monkeypatch.setattr(Supervisor, "follow", lambda self, w, e: None if lost(e) else follow(self, w, e))
-    ended = run_here(passing(3, ("aa",)), start_limit=1.0)
+    ended = run_here(passing(3, ("aa",)), start_limit=3.0)
     assert ended.verdict.counts == {"passed": 3}
 
 
