@@ -51,7 +51,8 @@ def name_architecture() -> None:
     """Tell FlashInfer what the GPUs of this host are, in its variable ``FLASHINFER_CUDA_ARCH_LIST``.
 
     It would find the same by itself, when it is imported, but by initialising CUDA, after which a process cannot be
-    forked. Where the GPUs differ it is left to see which it can use.
+    forked. It builds for SM 9.0 and later with their own instructions, which only newer versions of it make of a number
+    without an ``a``. Where the GPUs differ, and for SM 12, whose name depends on the compiler, it is left to itself.
     """
     try:
         import pynvml
@@ -60,7 +61,8 @@ def name_architecture() -> None:
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-        found = {"{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles}
+        found = {tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles}
         pynvml.nvmlShutdown()
-        if len(found) == 1:
-            os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", found.pop())
+        major, minor = found.pop() if len(found) == 1 else (12, 0)
+        if major < 12:
+            os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", f"{major}.{minor}{'a' if major >= 9 else ''}")

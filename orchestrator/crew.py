@@ -2,13 +2,14 @@
 
 Every run has one launcher, which imports what all workers need. On GPUs there is another one for each slow library,
 which imports that as well while the others are at work already, and once for all workers that begin with it. A library
-that cannot be had this way is left to the workers; a run never depends on these launchers.
+that cannot be had this way is left to the workers, and a run never fails for want of such a launcher.
 """
 
 from __future__ import annotations
 
 import contextlib
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,8 @@ REPORT_LIMIT = 10.0
 """Seconds from a worker's death by our hand to the launcher's report of it."""
 DYING_LIMIT = 60.0
 """Seconds a killed worker may take to die. Inside a kernel of a GPU that hangs, it cannot until the driver lets go."""
+END_LIMIT = 8.0
+"""Seconds that launchers may take to end when they are told to."""
 MAX_DEATHS = 3
 """How often the launcher that every run has may die."""
 
@@ -41,9 +44,12 @@ class Crew:
         self.workers: dict[str, Worker] = {}
         self.launchers: dict[str, LauncherHandle] = {}
         self.dismissed: list[LauncherHandle] = []
+        self.withdrawn: list[Worker] = []
         self.deaths = 0
-        for library in ("", *libraries):
-            self.start(library)
+        self.start("")
+        for library in libraries:
+            with contextlib.suppress(OrchestratorError):  # the run does without
+                self.start(library)
 
     def start(self, library: str) -> None:
         log = self.logs / ("-".join(filter(None, ["launcher", library])) + ".log")
@@ -51,17 +57,21 @@ class Crew:
         self.launchers[library] = launcher
         self.selector.register(launcher.control, selectors.EVENT_READ, launcher)
 
-    def spawn(self, request: dict[str, object], worker: Worker, channel: socket.socket, library: str) -> None:
-        """Ask for a worker that begins with ``library``; ``channel`` is its end of the line."""
+    def launcher_of(self, library: str) -> LauncherHandle:
+        """Whom to ask for a worker that begins with ``library``."""
+        return self.launchers.get(library) or self.launchers[""]
+
+    def spawn(self, request: dict[str, object], worker: Worker, channel: socket.socket) -> None:
+        """Ask the worker's launcher for it; ``channel`` is its end of the line."""
         self.workers[worker.name] = worker
         self.selector.register(worker.channel, selectors.EVENT_READ, worker)
-        worker.launcher = self.launchers.get(library) or self.launchers[""]
         worker.launcher.request(request, channel.detach())
 
     def wait(self, timeout: float) -> tuple[list[Worker], list[Worker], list[LauncherHandle]]:
         """Wait for news: workers that rang, workers that ended, and launchers that died."""
         rang: list[Worker] = []
-        ended: list[Worker] = []
+        ended = [worker for worker in self.withdrawn if worker.name in self.workers]
+        self.withdrawn = []
         died: list[LauncherHandle] = []
         for key, _ in self.selector.select(timeout):
             if isinstance(key.data, LauncherHandle):
@@ -72,7 +82,7 @@ class Crew:
                 if not worker.heard():
                     self.selector.unregister(worker.channel)
                 rang.append(worker)
-        died += [one for one in self.launchers.values() if one not in died and one.process.poll() is not None]
+        died += [one for one in self.launchers.values() if one not in died and one.dead()]
         return rang, ended, died
 
     def hear_launcher(self, launcher: LauncherHandle, ended: list[Worker]) -> bool:
@@ -85,7 +95,7 @@ class Crew:
             if "spawned" in message:
                 launcher.asked = False
                 worker = self.workers[message["spawned"]]
-                worker.pid, worker.since = message["pid"], time.monotonic()
+                worker.pid, worker.since, worker.dead_at = message["pid"], time.monotonic(), 0.0
                 if worker.killed:
                     self.kill(worker, worker.killed)
             elif "exited" in message:
@@ -106,14 +116,20 @@ class Crew:
             self.dismiss(launcher)
             return
         launcher.up = True
+        self.wait_anew(launcher)
+
+    def wait_anew(self, launcher: LauncherHandle) -> None:
+        """Only from now on can it be expected to fork what it is asked for."""
         for worker in self.workers_of(launcher):
-            worker.since = time.monotonic()
+            if worker.pid is None:
+                worker.since = time.monotonic()
 
     def dismiss(self, launcher: LauncherHandle) -> None:
         """Do without a library's launcher: the one that every run has takes over what it was asked for."""
         main = self.launchers[""]
         for worker in self.workers_of(launcher):
             worker.launcher = main
+        self.wait_anew(main)
         while launcher.pending:
             main.request(*launcher.pending.popleft())
         del self.launchers[launcher.library]
@@ -129,25 +145,30 @@ class Crew:
             worker.killed, worker.killed_at = reason, time.monotonic()
         if worker.pid is not None and worker.status is None:
             processes.kill_group(worker.pid)
+        elif worker.launcher.withdraw(worker.name):
+            worker.status = signal.SIGKILL  # as if it had been there
+            self.withdrawn.append(worker)
 
     def check(self) -> list[Worker]:
         """A launcher that does not start, or does not report deaths, is of no use any more. Returns the workers that
         do not die: they are no fault of the launcher's, and a new one could not kill them either."""
         now = time.monotonic()
-        for launcher in self.launchers.values():
+        for launcher in list(self.launchers.values()):
             if not launcher.up and now - launcher.began > START_LIMIT:
-                launcher.process.kill()
+                late = f"the launcher is not up after {START_LIMIT:g} s"
                 if not launcher.library:
-                    late = f"the launcher is not up after {START_LIMIT:g} s"
                     raise OrchestratorError("O502", late, f"its log: {launcher.log}")
+                launcher.note(f"{late}; declined")
+                launcher.kill()
+                self.dismiss(launcher)
         undying = []
         for worker in self.workers.values():
             if not worker.killed or worker.status is not None:
                 continue
             if worker.pid is None or processes.dead(worker.pid):
                 worker.dead_at = worker.dead_at or now
-                if now - worker.dead_at > REPORT_LIMIT and worker.launcher is not None:
-                    worker.launcher.process.kill()
+                if now - worker.dead_at > REPORT_LIMIT:
+                    worker.launcher.kill()
             elif now - worker.killed_at > DYING_LIMIT:
                 undying.append(worker)
         return undying
@@ -164,9 +185,12 @@ class Crew:
             if worker.pid is not None and worker.status is None:
                 processes.kill_group(worker.pid)
         for launcher in self.launchers.values():
+            if not launcher.up:  # it has no workers yet, and would not listen before it has imported everything
+                launcher.kill()
             launcher.close()
+        until = time.monotonic() + END_LIMIT
         for launcher in [*self.launchers.values(), *self.dismissed]:
-            launcher.reap()
+            launcher.reap(until)
 
     def replace(self, launcher: LauncherHandle) -> list[Worker]:
         """After a launcher died: its workers die with it. Returns them, all of them lost. A library's launcher is not
@@ -175,11 +199,12 @@ class Crew:
         for worker in lost:
             if worker.pid is not None and worker.status is None:
                 processes.kill_group(worker.pid)
-            worker.status = worker.status if worker.status is not None else 9
+            worker.status = worker.status if worker.status is not None else signal.SIGKILL
         del self.launchers[launcher.library]
         self.selector.unregister(launcher.control)
+        launcher.kill()  # its line may be closed and it alive
         launcher.close()
-        launcher.reap()
+        launcher.reap(time.monotonic() + 1.0)
         if not launcher.library:
             self.deaths += 1
             if self.deaths > MAX_DEATHS:

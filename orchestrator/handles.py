@@ -77,20 +77,47 @@ class LauncherHandle:
         *lines, self.rest = (self.rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
+    def withdraw(self, name: object) -> bool:
+        """Take back the request for a worker; returns whether it was still waiting here."""
+        for place, (request, fd) in enumerate(self.pending):
+            if request["name"] == name:
+                del self.pending[place]
+                os.close(fd)
+                return True
+        return False
+
+    def dead(self) -> bool:
+        """Whether it has ended; it is not reaped by that, so that its id names no other group yet."""
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
     def close(self) -> None:
-        """Order it to end."""
+        """Order it to end, which it hears once it has imported everything."""
         self.control.close()
         for _, fd in self.pending:
             os.close(fd)
         self.pending.clear()
 
-    def reap(self) -> None:
-        """Wait until it is gone."""
+    def kill(self) -> None:
+        """End it at once, with what a library has started in it; its workers have groups of their own."""
+        processes.kill_group(self.process.pid)
+
+    def reap(self, until: float) -> None:
+        """Wait until it is gone, and kill it at that time of ``time.monotonic()``. What not even that ends hangs in the
+        kernel, and is left there."""
         try:
-            self.process.wait(timeout=8)
+            self.process.wait(timeout=max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=1.0)
+
+    def note(self, text: str) -> None:
+        """Add a line to its log."""
+        with contextlib.suppress(OSError), open(self.log, "a", encoding="utf-8") as file:
+            file.write(text + "\n")
 
 
 @dataclass(eq=False)
@@ -104,8 +131,8 @@ class Worker:
     channel: socket.socket
     tail: EventTail
     log: Path
-    launcher: LauncherHandle | None = None
-    """Who is asked for it, or was."""
+    launcher: LauncherHandle
+    """Who was asked for it."""
     queue: deque[Job] = field(default_factory=deque)
     """Handed out, not started."""
     inside: Job | None = None

@@ -165,7 +165,7 @@ def open_library(library: str) -> str:
     Whether there is a GPU, torch asks the driver's management library meanwhile: a library that wants to know must not
     initialise CUDA for that.
     """
-    threads = len(os.listdir("/proc/self/task"))
+    threads, before = len(os.listdir("/proc/self/task")), os.environ.get(ASK_NVML)
     os.environ[ASK_NVML] = "1"
     try:
         importlib.import_module(library)
@@ -173,6 +173,8 @@ def open_library(library: str) -> str:
         return f"{library} cannot be imported: {error!r}"
     finally:
         del os.environ[ASK_NVML]
+        if before is not None:
+            os.environ[ASK_NVML] = before
     if cuda_is_initialized():
         return f"importing {library} initialised CUDA"
     if len(os.listdir("/proc/self/task")) > threads:
@@ -187,7 +189,7 @@ def cuda_is_initialized() -> bool:
         return True
     try:
         with open("/proc/self/maps") as file:
-            if DRIVER not in file.read():
+            if DRIVER.removesuffix("1") not in file.read():  # the kernel names the file, with the whole version
                 return False
         return bool(ctypes.CDLL(DRIVER).cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0)
     except (OSError, AttributeError):
@@ -198,14 +200,19 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
     processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+    processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody listens to the line during an import
+    with contextlib.suppress(BlockingIOError):
+        if not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            return  # the supervisor was gone before that
     began = time.monotonic()
     names, _, library = " ".join(sys.argv[2:]).partition("--library")
     unfit = preload(names.split(), library.strip())
-    seconds = round(time.monotonic() - began, 3)
-    print(f"up after {seconds} s" + (f"; declined: {unfit}" if unfit else ""), file=sys.stderr, flush=True)
+    said = f"declined: {unfit}" if unfit else "ready"
+    print(f"{said}, after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
     launcher = Launcher(control)
+    processes.prctl(processes.PR_SET_PDEATHSIG, 0)  # from here on the line tells, and the workers are to be ended first
     try:
-        launcher.say(ready=os.getpid(), seconds=seconds, unfit=unfit)
+        launcher.say(unfit=unfit)
         launcher.serve()
     except (BrokenPipeError, ConnectionResetError):
         pass

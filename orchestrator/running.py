@@ -151,7 +151,7 @@ def execute(
         tests=Path(run.tests).resolve(), deadline=run.deadline, start_limit=request.start_limit, confirm=run.confirm,
         repeat=run.repeat, fresh=run.fresh, interpreters=request.interpreters or sys.platform != "linux",
         preload=request.preload, plugins=request.plugins, max_restarts=request.max_restarts,
-        libraries=launched(scheduler, lanes.kind),
+        libraries=launched(scheduler, lanes),
     )  # fmt: skip
     supervisor = Supervisor(folder, scheduler, ledger, lanes.devices, options, lock, watch)
     supervisor.run()
@@ -159,10 +159,14 @@ def execute(
     return Ended(verdict, supervisor.error, supervisor.stopping, time.monotonic() - began)
 
 
-def launched(scheduler: Scheduler, kind: str) -> tuple[str, ...]:
-    """The slow libraries that get a launcher of their own: on a GPU, where cores are left for that."""
-    wanted = slow_libraries(job.planned for job in scheduler.jobs) if kind != "cpu" else []
-    there = [name for name in wanted if installed(name.partition(".")[0])]
+def launched(scheduler: Scheduler, lanes: Lanes) -> tuple[str, ...]:
+    """The slow libraries that get a launcher of their own: those with which workers on a GPU begin, as far as there are
+    cores for that."""
+    if lanes.kind == "cpu":
+        return ()
+    firsts = [queue[0][0].planned for queue in scheduler.queues[: len(lanes.devices)] if queue]
+    firsts += [job.planned for job in scheduler.alone]
+    there = [name for name in slow_libraries(firsts) if installed(name.partition(".")[0])]
     return tuple(there[: max(0, cpu_count() // CORES_PER_LAUNCHER - 1)])
 
 

@@ -76,11 +76,6 @@ class Scheduler:
         self.alone.extend(Job(planned, 0, attempt, alone=True, avoid=avoid) for attempt in attempts)
 
     @property
-    def jobs(self) -> list[Job]:
-        """All that is waiting."""
-        return [job for queue in self.queues for block in queue for job in block] + list(self.alone)
-
-    @property
     def waiting(self) -> int:
         return sum(len(block) for queue in self.queues for block in queue) + len(self.alone)
 

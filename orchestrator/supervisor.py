@@ -196,7 +196,8 @@ class Supervisor:
         name = f"w{self.number:04d}"
         ours, theirs = socket.socketpair()
         events, log = self.folder.events / f"{name}.jsonl", self.folder.logs / f"{name}.log"
-        worker = Worker(name, lane, device, alone, ours, EventTail(events), log)
+        launcher = crew.launcher_of(library_of(jobs[0].planned))
+        worker = Worker(name, lane, device, alone, ours, EventTail(events), log, launcher)
         env = {"ATTNMATRIX_DEVICE": "cpu" if device == "cpu" else "cuda"}
         if device != "cpu":
             env["CUDA_VISIBLE_DEVICES"] = device
@@ -209,7 +210,7 @@ class Supervisor:
         }  # fmt: skip
         self.workers[lane] = worker
         worker.order(jobs, end=alone)
-        crew.spawn(request, worker, theirs, library_of(jobs[0].planned))
+        crew.spawn(request, worker, theirs)
 
     # Listening
 
@@ -309,7 +310,7 @@ class Supervisor:
             if worker.inside is not None:
                 if now - worker.since > limit + min(5.0, max(0.5, 0.05 * limit)):
                     crew.kill(worker, "deadline")
-            elif worker.launcher is None or not worker.launcher.up or now - worker.since <= self.options.start_limit:
+            elif not worker.launcher.up or now - worker.since <= self.options.start_limit:
                 continue
             elif worker.queue or worker.ending or not worker.ready:
                 crew.kill(worker, "silent")
@@ -343,11 +344,11 @@ class Supervisor:
                 worker.queue.appendleft(job)
             else:
                 self.judge(worker, job, how)
-        elif worker.killed not in ("launcher", "device"):
+        elif worker.killed not in ("launcher", "device") and worker.pid is not None:
             self.blame_start(worker, how)
         self.scheduler.put_back(worker.queue)
         expected = worker.ending and how == "exit:0" and not worker.queue
-        if not expected and how != f"exit:{EXIT_UNFIT}":
+        if not expected and how != f"exit:{EXIT_UNFIT}" and worker.pid is not None:
             self.restarts += 1
             if self.restarts > self.options.max_restarts:
                 raise OrchestratorError(

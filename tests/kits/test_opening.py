@@ -136,14 +136,27 @@ class Nvml(types.ModuleType):
 @pytest.mark.parametrize(
     ("nvml", "before", "after"),
     [
-        (Nvml((9, 0), (9, 0)), None, "9.0"),
+        (Nvml((9, 0), (9, 0)), None, "9.0a"),
+        (Nvml((8, 9)), None, "8.9"),
+        (Nvml((10, 3)), None, "10.3a"),
+        (Nvml((12, 0)), None, None),
         (Nvml((9, 0)), "10.0a", "10.0a"),
         (Nvml((9, 0), (10, 0)), None, None),
         (Nvml(), None, None),
         (Nvml((9, 0), broken=True), None, None),
         (None, None, None),
     ],
-    ids=["one model", "the user's own", "two models", "no GPU", "no driver", "not installed"],
+    ids=[
+        "one model",
+        "Ada",
+        "Blackwell",
+        "SM 12",
+        "the user's own",
+        "two models",
+        "no GPU",
+        "no driver",
+        "not installed",
+    ],
 )
 def test_flashinfer_is_told_the_architecture(
     nvml: Nvml | None, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch

@@ -127,7 +127,7 @@ def attempts(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def run(*ids: str, stop: bool = True) -> Done:
     seen: list[Done] = []
-    timeout = 1.0 if any(id.endswith("hangs") for id in ids) else 30.0
+    timeout = 3.0 if any(id.endswith("hangs") for id in ids) else 30.0
     (done,) = run_jobs([Job("F01", None, ids, stop)], attempts, workers=2, timeout=timeout, finished=seen.append)
     assert seen == [done]
     return done
