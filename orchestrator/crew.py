@@ -48,11 +48,17 @@ class Crew:
         self.deaths = 0
         self.start("")
         for library in libraries:
-            with contextlib.suppress(OrchestratorError):  # the run does without
+            try:
                 self.start(library)
+            except OrchestratorError as error:  # the run does without
+                with contextlib.suppress(OSError):
+                    self.log_of(library).write_text(f"{error}\n")
+
+    def log_of(self, library: str) -> Path:
+        return self.logs / ("-".join(filter(None, ["launcher", library])) + ".log")
 
     def start(self, library: str) -> None:
-        log = self.logs / ("-".join(filter(None, ["launcher", library])) + ".log")
+        log = self.log_of(library)
         launcher = LauncherHandle(library, self.preload, self.env, log, self.keep)
         self.launchers[library] = launcher
         self.selector.register(launcher.control, selectors.EVENT_READ, launcher)
@@ -116,20 +122,14 @@ class Crew:
             self.dismiss(launcher)
             return
         launcher.up = True
-        self.wait_anew(launcher)
-
-    def wait_anew(self, launcher: LauncherHandle) -> None:
-        """Only from now on can it be expected to fork what it is asked for."""
-        for worker in self.workers_of(launcher):
-            if worker.pid is None:
-                worker.since = time.monotonic()
+        for worker in self.workers_of(launcher):  # only from now on can it be expected to fork them
+            worker.since = time.monotonic()
 
     def dismiss(self, launcher: LauncherHandle) -> None:
         """Do without a library's launcher: the one that every run has takes over what it was asked for."""
         main = self.launchers[""]
         for worker in self.workers_of(launcher):
-            worker.launcher = main
-        self.wait_anew(main)
+            worker.launcher, worker.since = main, time.monotonic()
         while launcher.pending:
             main.request(*launcher.pending.popleft())
         del self.launchers[launcher.library]
@@ -184,6 +184,7 @@ class Crew:
         for worker in self.workers.values():
             if worker.pid is not None and worker.status is None:
                 processes.kill_group(worker.pid)
+                worker.status = signal.SIGKILL  # once it is reaped, its id may be another's
         for launcher in self.launchers.values():
             if not launcher.up:  # it has no workers yet, and would not listen before it has imported everything
                 launcher.kill()

@@ -35,21 +35,20 @@ class LauncherHandle:
         self.asked = self.up = False
         self.rest = b""
         self.began = time.monotonic()
-        ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-m", "orchestrator.launcher", str(theirs.fileno()), *preload]
-        argv += ["--library", library] if library else []
+        names = [*preload, "--library", library] if library else [*preload]
         env = {**os.environ, **processes.WORKER_ENV, **env}
         root = str(Path(__file__).parents[1])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
         try:
-            with open(log, "ab") as file:
+            ours, theirs = socket.socketpair()
+            argv = [sys.executable, "-m", "orchestrator.launcher", str(theirs.fileno()), *names]
+            with theirs, open(log, "ab") as file:
                 self.process = subprocess.Popen(
                     argv, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
                     pass_fds=[theirs.fileno(), *keep],
                 )  # fmt: skip
         except OSError as error:
             raise OrchestratorError("O502", f"cannot start the launcher: {error.strerror}") from None
-        theirs.close()
         self.control = ours
 
     def request(self, request: dict[str, object], fd: int) -> None:

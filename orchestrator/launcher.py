@@ -1,7 +1,8 @@
 """A launcher: a process beside the supervisor that imports torch once, forks workers and reaps them.
 
 It never touches CUDA, so a worker may still choose its device. When the supervisor goes away, by whatever death, the
-socket between them closes and the launcher kills every worker's process group before it ends.
+socket between them closes and the launcher kills every worker's process group before it ends. While it imports it has
+no workers, and is killed itself.
 
 Run as ``python -m orchestrator.launcher FD MODULE... [--library MODULE]``; requests come over the socket with the
 worker's channel attached. A library must leave a process behind that can be forked, or the launcher declines.
@@ -152,7 +153,7 @@ def preload(names: list[str], library: str = "") -> str:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             sys.modules["pytest"].main(ALL_OF_PYTEST)
     unfit = f"importing {', '.join(names)} initialised CUDA" if cuda_is_initialized() else ""
-    if library:
+    if library and not unfit:
         unfit = open_library(library)
     gc.freeze()  # or every worker would look through all of it at each collection, and copy its pages
     gc.enable()
@@ -200,7 +201,8 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
     processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-    processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody listens to the line during an import
+    # Nobody listens to the line during an import. What that import has started stays then, as after any SIGKILL.
+    processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(BlockingIOError):
         if not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
             return  # the supervisor was gone before that

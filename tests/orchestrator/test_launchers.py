@@ -151,7 +151,7 @@ def test_workers_that_never_were_are_no_restarts(run) -> None:
     assert run("os._exit(3)", max_restarts=0).verdict.counts == {"passed": len(IDS)}
 
 
-def test_a_launcher_that_cannot_be_started_is_done_without(run, monkeypatch) -> None:
+def test_a_launcher_that_cannot_be_started_is_done_without(run, tmp_path, monkeypatch) -> None:
     start = subprocess.Popen
 
     def refuse(argv, **options):
@@ -161,6 +161,7 @@ def test_a_launcher_that_cannot_be_started_is_done_without(run, monkeypatch) -> 
 
     monkeypatch.setattr("orchestrator.handles.subprocess.Popen", refuse)
     assert run().verdict.counts == {"passed": len(IDS)}
+    assert "cannot start the launcher: Cannot allocate memory" in log(tmp_path)
 
 
 def test_new_interpreters_are_forked_from_no_library(run, tmp_path) -> None:
@@ -240,6 +241,7 @@ def test_a_worker_is_waited_for_from_when_its_launcher_is_up(crew_of, tmp_path) 
 def test_a_launcher_that_declines_hands_over_who_waits(crew_of, tmp_path) -> None:
     mine, worker = crew_of("raise RuntimeError")
     main = mine.launcher_of("")
+    listen(mine, lambda: main.up)
     busy = Worker("w0002", 1, "cpu", False, worker.channel, worker.tail, worker.log, main, pid=1, since=0.0)
     mine.workers["w0002"] = busy
     (tmp_path / "go").touch()
