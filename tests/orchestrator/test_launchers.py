@@ -283,6 +283,17 @@ def test_an_end_waits_for_no_import(crew_of, monkeypatch) -> None:
     monkeypatch.undo()
 
 
+def test_after_the_end_nobody_is_killed_by_an_id_that_may_be_anothers(crew_of, tmp_path, monkeypatch) -> None:
+    mine, worker = crew_of()
+    (tmp_path / "go").touch()
+    listen(mine, lambda: worker.pid)
+    mine.stop()
+    killed: list[int] = []
+    monkeypatch.setattr(processes, "kill_group", killed.append)
+    mine.kill(worker, "device")
+    assert not killed
+
+
 def test_who_ended_beside_a_launcher_that_died_is_told_too(monkeypatch) -> None:
     said: list[str] = []
     supervisor = Supervisor.__new__(Supervisor)
