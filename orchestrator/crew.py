@@ -51,15 +51,18 @@ class Crew:
             try:
                 self.start(library)
             except OrchestratorError as error:  # the run does without
-                with contextlib.suppress(OSError):
-                    self.log_of(library).write_text(f"{error}\n")
+                self.note(library, str(error))
 
     def log_of(self, library: str) -> Path:
         return self.logs / ("-".join(filter(None, ["launcher", library])) + ".log")
 
+    def note(self, library: str, text: str) -> None:
+        """Add a line to a launcher's log."""
+        with contextlib.suppress(OSError), open(self.log_of(library), "a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
     def start(self, library: str) -> None:
-        log = self.log_of(library)
-        launcher = LauncherHandle(library, self.preload, self.env, log, self.keep)
+        launcher = LauncherHandle(library, self.preload, self.env, self.log_of(library), self.keep)
         self.launchers[library] = launcher
         self.selector.register(launcher.control, selectors.EVENT_READ, launcher)
 
@@ -74,7 +77,7 @@ class Crew:
         worker.launcher.request(request, channel.detach())
 
     def wait(self, timeout: float) -> tuple[list[Worker], list[Worker], list[LauncherHandle]]:
-        """Wait for news: workers that rang, workers that ended, and launchers that died."""
+        """Wait for news: workers that rang, workers that ended, also with their launchers, and launchers that died."""
         rang: list[Worker] = []
         ended = [worker for worker in self.withdrawn if worker.name in self.workers]
         self.withdrawn = []
@@ -89,6 +92,9 @@ class Crew:
                     self.selector.unregister(worker.channel)
                 rang.append(worker)
         died += [one for one in self.launchers.values() if one not in died and one.dead()]
+        for launcher in died:
+            lost = self.replace(launcher)
+            ended = [worker for worker in ended if worker not in lost] + lost
         return rang, ended, died
 
     def hear_launcher(self, launcher: LauncherHandle, ended: list[Worker]) -> bool:
@@ -155,10 +161,10 @@ class Crew:
         now = time.monotonic()
         for launcher in list(self.launchers.values()):
             if not launcher.up and now - launcher.began > START_LIMIT:
-                late = f"the launcher is not up after {START_LIMIT:g} s"
+                late = f"{launcher.name} is not up after {START_LIMIT:g} s"
                 if not launcher.library:
                     raise OrchestratorError("O502", late, f"its log: {launcher.log}")
-                launcher.note(f"{late}; declined")
+                self.note(launcher.library, f"{late}; declined")
                 launcher.kill()
                 self.dismiss(launcher)
         undying = []
@@ -194,13 +200,14 @@ class Crew:
             launcher.reap(until)
 
     def replace(self, launcher: LauncherHandle) -> list[Worker]:
-        """After a launcher died: its workers die with it. Returns them, all of them lost. A library's launcher is not
-        started again: whatever killed it would be there again."""
+        """After a launcher died: its workers die with it, through no fault of their subtests. Returns them, all of them
+        lost. A library's launcher is not started again: whatever killed it would be there again."""
         lost = self.workers_of(launcher)
         for worker in lost:
             if worker.pid is not None and worker.status is None:
                 processes.kill_group(worker.pid)
             worker.status = worker.status if worker.status is not None else signal.SIGKILL
+            worker.killed = worker.killed or "launcher"
         del self.launchers[launcher.library]
         self.selector.unregister(launcher.control)
         launcher.kill()  # its line may be closed and it alive

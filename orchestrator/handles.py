@@ -31,6 +31,7 @@ class LauncherHandle:
         self, library: str, preload: Iterable[str], env: Mapping[str, str], log: Path, keep: Iterable[int]
     ) -> None:
         self.library, self.log = library, log
+        self.name = f"the launcher of {library}" if library else "the launcher"
         self.pending: deque[tuple[dict[str, object], int]] = deque()
         self.asked = self.up = False
         self.rest = b""
@@ -48,7 +49,7 @@ class LauncherHandle:
                     pass_fds=[theirs.fileno(), *keep],
                 )  # fmt: skip
         except OSError as error:
-            raise OrchestratorError("O502", f"cannot start the launcher: {error.strerror}") from None
+            raise OrchestratorError("O502", f"cannot start {self.name}: {error.strerror}") from None
         self.control = ours
 
     def request(self, request: dict[str, object], fd: int) -> None:
@@ -76,7 +77,7 @@ class LauncherHandle:
         *lines, self.rest = (self.rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def withdraw(self, name: object) -> bool:
+    def withdraw(self, name: str) -> bool:
         """Take back the request for a worker; returns whether it was still waiting here."""
         for place, (request, fd) in enumerate(self.pending):
             if request["name"] == name:
@@ -112,11 +113,6 @@ class LauncherHandle:
             self.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=1.0)
-
-    def note(self, text: str) -> None:
-        """Add a line to its log."""
-        with contextlib.suppress(OSError), open(self.log, "a", encoding="utf-8") as file:
-            file.write(text + "\n")
 
 
 @dataclass(eq=False)

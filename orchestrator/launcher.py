@@ -10,6 +10,7 @@ worker's channel attached. A library must leave a process behind that can be for
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import gc
@@ -198,7 +199,12 @@ def cuda_is_initialized() -> bool:
 
 
 def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.launcher")
+    parser.add_argument("fd", type=int)
+    parser.add_argument("modules", nargs="*")
+    parser.add_argument("--library", default="")
+    arguments = parser.parse_args()
+    control = socket.socket(fileno=arguments.fd)
     os.set_inheritable(control.fileno(), False)
     processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     # Nobody listens to the line during an import. What that import has started stays then, as after any SIGKILL.
@@ -207,8 +213,7 @@ def main() -> None:
         if not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
             return  # the supervisor was gone before that
     began = time.monotonic()
-    names, _, library = " ".join(sys.argv[2:]).partition("--library")
-    unfit = preload(names.split(), library.strip())
+    unfit = preload(arguments.modules, arguments.library)
     said = f"declined: {unfit}" if unfit else "ready"
     print(f"{said}, after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
     launcher = Launcher(control)

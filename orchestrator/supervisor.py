@@ -23,7 +23,7 @@ from orchestrator.endings import MAX_DUMP, explain, pointer
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import EventTail, EventWriter, RecordError
 from orchestrator.folder import Folder
-from orchestrator.handles import LauncherHandle, Worker
+from orchestrator.handles import Worker
 from orchestrator.ledger import Attempt, Ledger
 from orchestrator.manifest import Planned
 from orchestrator.planning import library_of
@@ -154,20 +154,11 @@ class Supervisor:
             for worker in rang or list(self.workers.values()):
                 self.read(worker)
             for launcher in died:
-                ended = self.replace(launcher, ended, crew)
+                self.remark(f"{launcher.name} died; its workers were replaced")
             for worker in ended:
                 self.bury(worker, crew)
             self.check_clocks(crew)
             self.watch(self, None)
-
-    def replace(self, launcher: LauncherHandle, ended: list[Worker], crew: Crew) -> list[Worker]:
-        """A launcher died: its workers are lost, through no fault of their subtests. Returns all that have ended."""
-        lost = crew.replace(launcher)
-        for worker in lost:
-            worker.killed = worker.killed or "launcher"
-        what = f"the launcher of {launcher.library}" if launcher.library else "the launcher"
-        self.remark(f"{what} died; its workers were replaced")
-        return [worker for worker in ended if worker not in lost] + lost
 
     # Handing out
 

@@ -208,7 +208,7 @@ def poison(id: str, record: Callable[[str, object], None]) -> None:
     passing(id, record)
 
 
-def until(ready: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(ready: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait for what another process does. What decides a test is waited for, never raced against."""
     end = time.monotonic() + seconds
     while not ready():
@@ -217,12 +217,21 @@ def until(ready: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.01)
 
 
+def arrive(place: str) -> None:
+    (marks() / f"{place}.{os.getpid()}").touch()
+
+
+def until_there(place: str, processes: int) -> None:
+    """Wait until so many have arrived."""
+    until(lambda: len(list(marks().glob(f"{place}.*"))) >= processes)
+
+
 def bad_gpu(id: str, record: Callable[[str, object], None]) -> None:
     """Abort on one device, three times before anything passes on another."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("GPU-bad"):
-        (marks() / f"broke.{os.getpid()}").touch()
+        arrive("broke")
         os.abort()
-    until(lambda: len(list(marks().glob("broke.*"))) >= 3)
+    until_there("broke", 3)
     passing(id, record)
 
 
@@ -235,8 +244,8 @@ def gate(id: str, record: Callable[[str, object], None]) -> None:
 
 def meet(id: str, record: Callable[[str, object], None]) -> None:
     """Pass once another process has come here, too."""
-    (marks() / f"met.{os.getpid()}").touch()
-    until(lambda: len(list(marks().glob("met.*"))) >= 2)
+    arrive("met")
+    until_there("met", 2)
     passing(id, record)
 
 
@@ -246,10 +255,10 @@ def orphan(id: str, record: Callable[[str, object], None]) -> None:
         if os.fork() == 0:
             if own:
                 os.setsid()
-            (marks() / f"orphan.{os.getpid()}").touch()
+            arrive("orphan")
             time.sleep(300)
             os._exit(0)
-    until(lambda: len(list(marks().glob("orphan.*"))) >= 2)
+    until_there("orphan", 2)
     passing(id, record)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from generator.matrix import Project
-from kits import backends, opening
+from kits import architecture, backends, opening
 from kits.opening import open_libraries
 from orchestrator.planning import LIBRARIES
 
@@ -165,5 +165,5 @@ def test_flashinfer_is_told_the_architecture(
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", before or "")  # so that it is restored
     if before is None:
         monkeypatch.delenv("FLASHINFER_CUDA_ARCH_LIST")
-    opening.name_architecture()
+    architecture.name_architecture()
     assert os.environ.get("FLASHINFER_CUDA_ARCH_LIST") == after

@@ -16,9 +16,15 @@ import pytest
 from orchestrator.campaign.fakesuite import write_suite
 from orchestrator.devices import Lanes
 from orchestrator.folder import Folder
+from orchestrator.manifest import Planned
 from orchestrator.running import Ended, Request, describe, execute, prepare
 
 ROOT = Path(__file__).parents[2]
+
+
+def planned(number: int, backend: str = "aa") -> Planned:
+    id = f"dense.{backend}.eager.case_{number}"
+    return Planned(id, f"test_dense_{backend}.py", f"test_eager[case_{number}]", "dense", backend, "eager")
 
 
 @dataclass

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from orchestrator import crew, launcher, processes, running
+from orchestrator.campaign.acts import until
 from orchestrator.campaign.audit import survivors
 from orchestrator.campaign.fakesuite import passing
 from orchestrator.devices import Lanes
@@ -25,10 +25,7 @@ from orchestrator.manifest import Planned
 from orchestrator.planning import LIBRARIES, Block
 from orchestrator.running import Ended, launched
 from orchestrator.scheduling import Scheduler
-from orchestrator.supervisor import Supervisor
-from tests.orchestrator.conftest import ROOT
-from tests.orchestrator.test_supervision import wait_for
-from tests.orchestrator.test_warm_starts import planned
+from tests.orchestrator.conftest import ROOT, planned
 
 GPUS = ("GPU-a", "GPU-b", "GPU-a", "GPU-b")
 SLOW, QUICK = "flashinfer", "aa"
@@ -129,7 +126,7 @@ def test_a_library_that_never_comes_up_is_left_to_the_workers(run, tmp_path, mon
         handle.process.wait()
     assert ended.verdict.counts == {"passed": len(IDS)}
     assert ended.verdict.remarks == []
-    assert log(tmp_path) == "the launcher is not up after 6 s; declined\n"
+    assert log(tmp_path) == "the launcher of flashinfer is not up after 6 s; declined\n"
 
 
 def test_a_launcher_that_says_nothing_more_costs_nobody_his_time(run) -> None:
@@ -161,7 +158,7 @@ def test_a_launcher_that_cannot_be_started_is_done_without(run, tmp_path, monkey
 
     monkeypatch.setattr("orchestrator.handles.subprocess.Popen", refuse)
     assert run().verdict.counts == {"passed": len(IDS)}
-    assert "cannot start the launcher: Cannot allocate memory" in log(tmp_path)
+    assert "cannot start the launcher of flashinfer: Cannot allocate memory" in log(tmp_path)
 
 
 def test_new_interpreters_are_forked_from_no_library(run, tmp_path) -> None:
@@ -185,10 +182,10 @@ def test_a_supervisor_that_is_killed_leaves_no_launcher_that_imports(bench) -> N
     suite.env["PYTHONPATH"] = str(suite.home)
     (suite.home / "endless.py").write_text(IMPORTED + "import time; time.sleep(600)")
     process = suite.start("--preload", "endless")
-    wait_for(lambda: list(suite.marks.glob("imported.*")))
+    until(lambda: list(suite.marks.glob("imported.*")))
     process.kill()
     suite.finish(process)
-    wait_for(lambda: not survivors(str(suite.marks)), 5)
+    until(lambda: not survivors(str(suite.marks)), 5)
     assert suite.run("--resume", str(suite.home / "run")).code == 0
 
 
@@ -223,10 +220,12 @@ def crew_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def listen(mine: crew.Crew, ready: Callable[[], object]) -> list[Worker]:
     """Hear news until ``ready``; returns who has ended."""
     ended: list[Worker] = []
-    end = time.monotonic() + 30
-    while not ready():
-        assert time.monotonic() < end, "waited in vain"
-        ended += mine.wait(0.05)[1]
+
+    def heard() -> object:
+        ended.extend(mine.wait(0.05)[1])
+        return ready()
+
+    until(heard)
     return ended
 
 
@@ -294,16 +293,21 @@ def test_after_the_end_nobody_is_killed_by_an_id_that_may_be_anothers(crew_of, t
     assert not killed
 
 
-def test_who_ended_beside_a_launcher_that_died_is_told_too(monkeypatch) -> None:
-    said: list[str] = []
-    supervisor = Supervisor.__new__(Supervisor)
-    monkeypatch.setattr(Supervisor, "remark", lambda self, message: said.append(message))
-    other, both, lost = (types.SimpleNamespace(killed=killed) for killed in ("", "deadline", ""))
-    died = types.SimpleNamespace(replace=lambda launcher: [both, lost])
-    ended = supervisor.replace(types.SimpleNamespace(library=""), [other, both], died)
-    assert ended == [other, both, lost]
-    assert [worker.killed for worker in ended] == ["", "deadline", "launcher"]
-    assert said == ["the launcher died; its workers were replaced"]
+def test_who_ended_beside_a_launcher_that_died_is_told_too(crew_of) -> None:
+    """Once each; only who was at work is the launcher's loss."""
+    mine, lost = crew_of()
+    both = dataclasses.replace(lost, name="w0002", killed="deadline", status=signal.SIGKILL)
+    other = dataclasses.replace(lost, name="w0003", launcher=mine.launcher_of(""))
+    mine.workers |= {worker.name: worker for worker in (both, other)}
+    died = lost.launcher
+    died.kill()
+    until(died.dead)
+    mine.withdrawn = [other, both]
+    _, ended, gone = mine.wait(0.0)
+    assert gone == [died]
+    assert ended == [other, lost, both]
+    assert [worker.killed for worker in ended] == ["", "launcher", "deadline"]
+    assert [worker.status for worker in ended] == [None, signal.SIGKILL, signal.SIGKILL]
 
 
 def test_the_launcher_of_a_library_may_die_at_work(run, tmp_path) -> None:

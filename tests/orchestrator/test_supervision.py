@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 import tomllib
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from orchestrator.availability import accepted_here
-from orchestrator.campaign.acts import RESULTS
+from orchestrator.campaign.acts import RESULTS, until
 from orchestrator.campaign.audit import survivors
 from orchestrator.campaign.fakesuite import passing
 
@@ -226,11 +225,11 @@ def test_interrupt_leaves_no_process_and_a_run_that_can_be_finished(bench, sig):
     ids = [f"dense.{backend}.eager.{act}" for backend in ("aa", "bb") for act in GATES]
     suite = bench(ids)
     process = suite.start("--workers", "2")
-    wait_for(lambda: len(list(suite.marks.glob("*.ran"))) == 5)
+    until(lambda: len(list(suite.marks.glob("*.ran"))) == 5)
     process.send_signal(sig)
     first = suite.finish(process)
     assert first.code == (130 if sig == signal.SIGINT else -signal.SIGKILL)
-    wait_for(lambda: not survivors(str(suite.marks)), 5)
+    until(lambda: not survivors(str(suite.marks)), 5)
     if sig == signal.SIGINT:
         assert first.results["counts"] == {"passed": 3, "not_run": 7}
         assert f"--resume {suite.home}/run" in first.out
@@ -295,17 +294,10 @@ def test_a_closed_pipe_does_not_change_the_exit_code(bench):
 def test_a_run_folder_serves_one_process_at_a_time(bench):
     suite = bench([f"dense.aa.eager.{act}" for act in GATES])
     process = suite.start("--workers", "1")
-    wait_for(lambda: (suite.home / "run" / "run.json").exists())
+    until(lambda: (suite.home / "run" / "run.json").exists())
     assert "O207" in suite.run().out, "a second run must not mix into the folder"
     (suite.marks / "gate").touch()
     assert suite.finish(process).code == 0
-
-
-def wait_for(ready, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_wait_statuses_have_names():

@@ -17,18 +17,11 @@ from orchestrator.durations import OUTLIER, estimate, load_durations
 from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Run
 from orchestrator.ledger import Attempt, Ledger
-from orchestrator.manifest import Planned
 from orchestrator.planning import BACKEND_COST, LIBRARIES, Block, Plan, check_partition, digest, make_plan, queues_of
 from orchestrator.running import Request, describe, prepare, remember, schedule
 from orchestrator.scheduling import Job, Scheduler
 from orchestrator.verdict import Result, Verdict
-
-ROOT = Path(__file__).parents[2]
-
-
-def planned(number: int, backend: str = "aa") -> Planned:
-    id = f"dense.{backend}.eager.case_{number}"
-    return Planned(id, f"test_dense_{backend}.py", f"test_eager[case_{number}]", "dense", backend, "eager")
+from tests.orchestrator.conftest import ROOT, planned
 
 
 def test_caches_lie_in_one_place_and_leave_what_the_user_set(tmp_path: Path) -> None:
@@ -46,6 +39,19 @@ def test_importing_before_the_fork_touches_no_device_and_starts_no_thread() -> N
     code += "assert {'kits.runners', 'kits.backends.triton', 'kits.backends.flashinfer'} <= set(sys.modules); "
     code += "assert not {'flashinfer', 'sgl_kernel', 'flash_attn', 'torch._inductor'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "ATTNMATRIX_DEVICE": "cpu"}, check=True)
+
+
+def test_what_needs_no_torch_is_done_beside_its_import(tmp_path: Path) -> None:
+    """And before any fork."""
+    (tmp_path / "pynvml.py").write_text(
+        "class NVMLError(Exception): pass\nnvmlInit = nvmlShutdown = lambda: None\nnvmlDeviceGetCount = lambda: 1\n"
+        "nvmlDeviceGetHandleByIndex = int\nnvmlDeviceGetCudaComputeCapability = lambda handle: (9, 0)\n"
+    )
+    code = "import kits.preload, os, threading; assert threading.active_count() == 1; "
+    code += "assert os.environ['FLASHINFER_CUDA_ARCH_LIST'] == '9.0a'"
+    env = {name: value for name, value in os.environ.items() if name != "FLASHINFER_CUDA_ARCH_LIST"}
+    env |= {"ATTNMATRIX_DEVICE": "cuda", "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True)
 
 
 def test_workers_find_pytest_imported_and_nothing_to_collect() -> None:
