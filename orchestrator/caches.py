@@ -1,16 +1,22 @@
 """Where the libraries under test keep what they compiled: in one place, from run to run, for all workers alike.
 
-Each of them writes its files whole or under a lock, so that workers may share them. What the user has set stays.
+Each of them writes its files whole or under a lock, so that workers may share them; so does Python with the bytecode of
+their modules. What the user has set stays.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 VARIABLE = "ATTNMATRIX_CACHE"
 """Names another place than ``DEFAULT``, such as one that a runner's clean-up does not reach."""
 DEFAULT = Path(".attnmatrix/cache")
+BYTECODE = "PYTHONPYCACHEPREFIX"
 
 
 def cache_env(env: Mapping[str, str]) -> dict[str, str]:
@@ -26,4 +32,26 @@ def cache_env(env: Mapping[str, str]) -> dict[str, str]:
         "CUTE_DSL_CACHE_DIR": str(home / "cute_dsl"),
         "CUDA_CACHE_PATH": str(home / "cuda"),
     }
-    return {name: value for name, value in wanted.items() if name not in env}
+    added = {name: value for name, value in wanted.items() if name not in env}
+    if BYTECODE not in env and compiles_again():
+        added |= {BYTECODE: str(home / "bytecode" / installation()), "PYTHONDONTWRITEBYTECODE": ""}
+    return added
+
+
+def compiles_again() -> bool:
+    """Whether each process that imports torch's compiler compiles its source: no bytecode lies beside it, and none may
+    be written there. Images of containers are often made so, and it takes two thirds of the time of such an import."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return False
+    source = Path(torch.origin).parent / "_inductor" / "compile_fx.py"
+    if not source.exists() or Path(importlib.util.cache_from_source(str(source))).exists():
+        return False
+    return sys.dont_write_bytecode or not os.access(source.parent, os.W_OK)
+
+
+def installation() -> str:
+    """A name for the packages that are installed. Python takes a source whose time and size are the same for the same,
+    and images that are built twice alike give other versions the same time."""
+    names = {path.name for entry in sys.path for path in Path(entry).glob("*.dist-info")}
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]

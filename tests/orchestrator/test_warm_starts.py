@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import py_compile
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from orchestrator.caches import cache_env
+from orchestrator.caches import BYTECODE, cache_env
 from orchestrator.campaign.fakesuite import passing, write_suite
 from orchestrator.devices import Lanes
 from orchestrator.durations import OUTLIER, estimate, load_durations
@@ -31,6 +32,52 @@ def test_caches_lie_in_one_place_and_leave_what_the_user_set(tmp_path: Path) -> 
     assert len(folders) == 5
     assert all(Path(folder).parent == tmp_path for folder in folders)
     assert cache_env({})["TRITON_CACHE_DIR"] == str(Path(".attnmatrix/cache/triton").resolve())
+
+
+@pytest.fixture
+def torch_without_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed torch whose compiler's source nobody has compiled, where Python may not write beside sources."""
+    source = tmp_path / "site" / "torch" / "_inductor" / "compile_fx.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("")
+    (tmp_path / "site" / "torch" / "__init__.py").write_text("")
+    (tmp_path / "site" / "torch-2.11.0.dist-info").mkdir()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return source
+
+
+def test_bytecode_that_cannot_lie_beside_its_source_is_kept_with_the_caches(torch_without_bytecode: Path) -> None:
+    home = torch_without_bytecode.parents[3] / "home"
+    env = {"ATTNMATRIX_CACHE": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    env |= cache_env(env) | {"PYTHONPATH": str(torch_without_bytecode.parents[2])}
+    subprocess.run([sys.executable, "-c", "import torch._inductor.compile_fx"], env={**os.environ, **env}, check=True)
+    assert [path.parts[-2] for path in home.glob("bytecode/*/**/compile_fx.*.pyc")] == ["_inductor"]
+    assert not list(torch_without_bytecode.parents[1].rglob("*.pyc"))
+
+
+def test_python_is_left_alone_where_it_keeps_bytecode(torch_without_bytecode: Path, monkeypatch) -> None:
+    assert BYTECODE in cache_env({})
+    assert not {BYTECODE, "PYTHONDONTWRITEBYTECODE"} & set(cache_env({BYTECODE: "/mine"}))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert BYTECODE not in cache_env({}), "it can be written"
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert BYTECODE in cache_env({})
+    py_compile.compile(str(torch_without_bytecode))
+    assert BYTECODE not in cache_env({}), "it is there"
+    torch_without_bytecode.unlink()
+    assert BYTECODE not in cache_env({}), "another torch"
+
+
+def test_another_installation_has_other_bytecode(torch_without_bytecode: Path) -> None:
+    """Its sources may have the same size and time."""
+    before = cache_env({})
+    assert cache_env({}) == before
+    info = torch_without_bytecode.parents[2] / "torch-2.11.0.dist-info"
+    info.rename(info.with_name("torch-2.12.0.dist-info"))
+    assert cache_env({})[BYTECODE] != before[BYTECODE]
 
 
 def test_importing_before_the_fork_touches_no_device_and_starts_no_thread() -> None:
