@@ -7,15 +7,11 @@ import os
 
 
 def name_architecture() -> None:
-    """Tell libraries what the GPUs of this host are, in their own variables.
+    """Tell FlashInfer what the GPUs of this host are, in its variable ``FLASHINFER_CUDA_ARCH_LIST``.
 
-    Each would find the same by itself when it is imported, but by initialising CUDA, after which a process cannot be
-    forked. Where the GPUs differ, libraries are left to themselves.
-
-    ``CUTE_DSL_ARCH`` is for CuTe DSL, which FA4 and FlashInfer import: ``sm_90a``. ``FLASHINFER_CUDA_ARCH_LIST`` is
-    for FlashInfer: ``9.0a``. Both build for SM 9.0 and later with the instructions that only these have, which older
-    versions of FlashInfer do not make of a number without an ``a``; its name for SM 12 depends on the compiler, and is
-    left to it.
+    It would find the same by itself, when it is imported, but by initialising CUDA, after which a process cannot be
+    forked. It builds for SM 9.0 and later with their own instructions, which only newer versions of it make of a number
+    without an ``a``. Where the GPUs differ, and for SM 12, whose name depends on the compiler, it is left to itself.
     """
     try:
         import pynvml
@@ -26,10 +22,6 @@ def name_architecture() -> None:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
         found = {tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) for handle in handles}
         pynvml.nvmlShutdown()
-        if len(found) != 1:
-            return
-        major, minor = found.pop()
-        own = "a" if major >= 9 else ""
-        os.environ.setdefault("CUTE_DSL_ARCH", f"sm_{major}{minor}{own}")
+        major, minor = found.pop() if len(found) == 1 else (12, 0)
         if major < 12:
-            os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", f"{major}.{minor}{own}")
+            os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", f"{major}.{minor}{'a' if major >= 9 else ''}")

@@ -24,7 +24,6 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 
 from orchestrator import processes, worker
 
@@ -34,8 +33,6 @@ ALL_OF_PYTEST = ["--version", "--version", "-c", os.devnull, "--noconftest"]
 DRIVER = "libcuda.so.1"
 ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """The variable with which ``torch.cuda.is_available()`` leaves CUDA alone."""
-ARCHITECTURE = "CUTE_DSL_ARCH"
-"""The variable that names CuTe DSL the GPU's architecture. It asks the GPU all the same, and then takes this."""
 
 
 class Launcher:
@@ -167,50 +164,24 @@ def preload(names: list[str], library: str = "") -> str:
 def open_library(library: str) -> str:
     """Import it; returns why that leaves a process from which no worker may be forked, if so.
 
-    A library that only wants to know what GPU there is must not initialise CUDA for that.
+    Whether there is a GPU, torch asks the driver's management library meanwhile: a library that wants to know must not
+    initialise CUDA for that.
     """
-    threads = len(os.listdir("/proc/self/task"))
+    threads, before = len(os.listdir("/proc/self/task")), os.environ.get(ASK_NVML)
+    os.environ[ASK_NVML] = "1"
     try:
-        with asks_past_torch(), cuda_python_refuses():
-            importlib.import_module(library)
+        importlib.import_module(library)
     except BaseException as error:
         return f"{library} cannot be imported: {error!r}"
+    finally:
+        del os.environ[ASK_NVML]
+        if before is not None:
+            os.environ[ASK_NVML] = before
     if cuda_is_initialized():
         return f"importing {library} initialised CUDA"
     if len(os.listdir("/proc/self/task")) > threads:
         return f"importing {library} started a thread, which a fork would not take along"
     return ""
-
-
-@contextlib.contextmanager
-def asks_past_torch() -> Iterator[None]:
-    """Let torch ask the driver's management library whether there is a GPU."""
-    before = os.environ.get(ASK_NVML)
-    os.environ[ASK_NVML] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[ASK_NVML]
-        if before is not None:
-            os.environ[ASK_NVML] = before
-
-
-@contextlib.contextmanager
-def cuda_python_refuses() -> Iterator[None]:
-    """Let cuda-python refuse to initialise CUDA, if CuTe DSL, which asks through it, knows the architecture without."""
-    try:
-        driver = importlib.import_module("cuda.bindings.driver") if ARCHITECTURE in os.environ else None
-    except ImportError:
-        driver = None
-    if driver is None:
-        yield
-        return
-    theirs, refusal = driver.cuInit, (driver.CUresult.CUDA_ERROR_NOT_INITIALIZED,)
-    driver.cuInit = lambda flags: refusal
-    try:
-        yield
-    finally:
-        driver.cuInit = theirs
 
 
 def cuda_is_initialized() -> bool:

@@ -334,30 +334,6 @@ def test_how_torch_asks_is_the_users_again_afterwards(monkeypatch, before) -> No
     assert os.environ.get(launcher.ASK_NVML) == before
 
 
-CUDA_PYTHON = """
-class CUresult: CUDA_SUCCESS, CUDA_ERROR_NOT_INITIALIZED = 0, 3
-def cuInit(flags): raise SystemExit("cuInit")
-"""
-"""A ``cuda.bindings.driver`` that tells when CUDA is initialised through it."""
-
-
-@pytest.mark.parametrize("known", [True, False], ids=["known architecture", "unknown"])
-def test_while_a_library_is_imported_cuda_python_initialises_nothing(run, tmp_path, monkeypatch, known) -> None:
-    """Else CuTe DSL would, when it is imported, to ask what the variable says. Afterwards all is as before."""
-    package = tmp_path / "cuda" / "bindings"
-    package.mkdir(parents=True)
-    (package / "driver.py").write_text(CUDA_PYTHON)
-    monkeypatch.setenv(launcher.ARCHITECTURE, "sm_90a")  # so that it is restored
-    if not known:
-        monkeypatch.delenv(launcher.ARCHITECTURE)
-    library = "from cuda.bindings import driver\nassert driver.cuInit(0) == (3,)"
-    after = "from cuda.bindings import driver\nassert driver.cuInit.__name__ == 'cuInit'"
-    ended = run(library, prelude={"test_dense_flashinfer.py": after})
-    assert ended.verdict.counts == {"passed": len(IDS)}
-    declined = "declined: flashinfer cannot be imported: SystemExit('cuInit')"
-    assert (declined in log(tmp_path)) is not known
-
-
 def test_launchers_are_for_gpus_with_cores_to_spare(monkeypatch) -> None:
     """The slowest libraries first; none that is not installed, or with which no lane begins."""
     rows = [planned(number, backend) for number, backend in enumerate([*LIBRARIES, "triton"])]
