@@ -1,7 +1,7 @@
 """Imports what every worker needs, in the process that they are forked from. Touches no device.
 
-Libraries with kernels of their own are left to the workers that need them, or to a process like this one for each slow
-library.
+Libraries with kernels of their own are left to the workers that need them: some look at the device when imported, and
+some take seconds, which workers spend side by side.
 """
 
 from __future__ import annotations
@@ -12,23 +12,20 @@ import os
 import pkgutil
 import threading
 
-from kits.architecture import name_architecture
+
+def hash_triton() -> threading.Thread | None:
+    """Begin to hash Triton, which names what it compiles by a hash of its own half a gigabyte: seconds in each worker,
+    and nothing while torch is imported beside it."""
+    try:
+        from triton.runtime.cache import triton_key
+    except ImportError:  # no Triton, or one that does this elsewhere
+        return None
+    thread = threading.Thread(target=triton_key)
+    thread.start()
+    return thread
 
 
-def begin_beside() -> list[threading.Thread]:
-    """Begin what takes time and needs no torch, to cost nothing while torch is imported beside it: to name the
-    architecture, and to hash Triton, which names what it compiles by a hash of its own half a gigabyte, for seconds in
-    each worker."""
-    work = [name_architecture]
-    with contextlib.suppress(ImportError):  # no Triton, or one that does this elsewhere
-        work.append(importlib.import_module("triton.runtime.cache").triton_key)
-    threads = [threading.Thread(target=each) for each in work]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-beside = begin_beside() if os.environ.get("ATTNMATRIX_DEVICE") == "cuda" else []
+hashing = hash_triton() if os.environ.get("ATTNMATRIX_DEVICE") == "cuda" else None
 
 from kits import backends, known, runners, verdict  # noqa: E402
 from kits.errors import Unavailable  # noqa: E402
@@ -40,5 +37,5 @@ if os.environ.get("ATTNMATRIX_DEVICE") == "cpu":  # what fake kernels need, whic
 for _module in pkgutil.iter_modules(backends.__path__):
     with contextlib.suppress(Unavailable):  # the subtests that need it will say so
         importlib.import_module(f"kits.backends.{_module.name}")
-for _thread in beside:
-    _thread.join()  # a fork takes no thread along
+if hashing is not None:
+    hashing.join()  # a fork takes no thread along

@@ -1,4 +1,4 @@
-"""The supervisor's handles on single processes: a worker, and a launcher that forks workers."""
+"""The supervisor's handles on single processes: the launcher, and a worker that it forks."""
 
 from __future__ import annotations
 
@@ -22,34 +22,26 @@ from orchestrator.scheduling import Job
 
 
 class LauncherHandle:
-    """One launcher: requests for workers go out one at a time, news of them comes in.
+    """The launcher: requests for workers go out one at a time, news of them comes in."""
 
-    ``library`` is the slow library that its workers find imported, and empty for the launcher that every run has.
-    """
-
-    def __init__(
-        self, library: str, preload: Iterable[str], env: Mapping[str, str], log: Path, keep: Iterable[int]
-    ) -> None:
-        self.library, self.log = library, log
-        self.name = f"the launcher of {library}" if library else "the launcher"
+    def __init__(self, preload: Iterable[str], env: Mapping[str, str], log: Path, keep: Iterable[int]) -> None:
         self.pending: deque[tuple[dict[str, object], int]] = deque()
         self.asked = self.up = False
         self.rest = b""
         self.began = time.monotonic()
-        names = [*preload, "--library", library] if library else [*preload]
         env = {**os.environ, **processes.WORKER_ENV, **env}
         root = str(Path(__file__).parents[1])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
         try:
             ours, theirs = socket.socketpair()
-            argv = [sys.executable, "-m", "orchestrator.launcher", str(theirs.fileno()), *names]
+            argv = [sys.executable, "-m", "orchestrator.launcher", str(theirs.fileno()), *preload]
             with theirs, open(log, "ab") as file:
                 self.process = subprocess.Popen(
                     argv, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
                     pass_fds=[theirs.fileno(), *keep],
                 )  # fmt: skip
         except OSError as error:
-            raise OrchestratorError("O502", f"cannot start {self.name}: {error.strerror}") from None
+            raise OrchestratorError("O502", f"cannot start the launcher: {error.strerror}") from None
         self.control = ours
 
     def request(self, request: dict[str, object], fd: int) -> None:
@@ -101,7 +93,7 @@ class LauncherHandle:
         self.pending.clear()
 
     def kill(self) -> None:
-        """End it at once, with what a library has started in it; its workers have groups of their own."""
+        """End it at once, with what an import has started in it; its workers have groups of their own."""
         processes.kill_group(self.process.pid)
 
     def reap(self, until: float) -> None:
@@ -126,8 +118,6 @@ class Worker:
     channel: socket.socket
     tail: EventTail
     log: Path
-    launcher: LauncherHandle
-    """Who was asked for it."""
     queue: deque[Job] = field(default_factory=deque)
     """Handed out, not started."""
     inside: Job | None = None

@@ -1,16 +1,14 @@
-"""A launcher: a process beside the supervisor that imports torch once, forks workers and reaps them.
+"""The launcher: one process beside the supervisor that imports torch once, forks workers and reaps them.
 
 It never touches CUDA, so a worker may still choose its device. When the supervisor goes away, by whatever death, the
 socket between them closes and the launcher kills every worker's process group before it ends. While it imports it has
 no workers, and is killed itself.
 
-Run as ``python -m orchestrator.launcher FD MODULE... [--library MODULE]``; requests come over the socket with the
-worker's channel attached. A library must leave a process behind that can be forked, or the launcher declines.
+Run as ``python -m orchestrator.launcher FD MODULE...``; requests come over the socket with the worker's channel attached.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import gc
@@ -31,8 +29,6 @@ MAX_REQUEST = 1 << 16
 ALL_OF_PYTEST = ["--version", "--version", "-c", os.devnull, "--noconftest"]
 """Makes pytest import its plugins: a single ``--version`` is answered without them."""
 DRIVER = "libcuda.so.1"
-ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""The variable with which ``torch.cuda.is_available()`` leaves CUDA alone."""
 
 
 class Launcher:
@@ -139,9 +135,9 @@ class Launcher:
                 return
 
 
-def preload(names: list[str], library: str = "") -> str:
-    """Import what every worker needs; a module that cannot be had is each worker's own matter. Then the library.
-    Returns why no worker may be forked from here, if so.
+def preload(names: list[str]) -> str:
+    """Import what every worker needs; a module that cannot be had is each worker's own matter. Returns why no worker
+    may be forked from here, if so.
 
     No garbage is collected meanwhile: imports leave next to none, and looking for it takes an eighth of their time.
     """
@@ -153,35 +149,9 @@ def preload(names: list[str], library: str = "") -> str:
         importlib.import_module("orchestrator.worker_plugin")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             sys.modules["pytest"].main(ALL_OF_PYTEST)
-    unfit = f"importing {', '.join(names)} initialised CUDA" if cuda_is_initialized() else ""
-    if library and not unfit:
-        unfit = open_library(library)
     gc.freeze()  # or every worker would look through all of it at each collection, and copy its pages
     gc.enable()
-    return unfit
-
-
-def open_library(library: str) -> str:
-    """Import it; returns why that leaves a process from which no worker may be forked, if so.
-
-    Whether there is a GPU, torch asks the driver's management library meanwhile: a library that wants to know must not
-    initialise CUDA for that.
-    """
-    threads, before = len(os.listdir("/proc/self/task")), os.environ.get(ASK_NVML)
-    os.environ[ASK_NVML] = "1"
-    try:
-        importlib.import_module(library)
-    except BaseException as error:
-        return f"{library} cannot be imported: {error!r}"
-    finally:
-        del os.environ[ASK_NVML]
-        if before is not None:
-            os.environ[ASK_NVML] = before
-    if cuda_is_initialized():
-        return f"importing {library} initialised CUDA"
-    if len(os.listdir("/proc/self/task")) > threads:
-        return f"importing {library} started a thread, which a fork would not take along"
-    return ""
+    return f"importing {', '.join(names)} initialised CUDA" if cuda_is_initialized() else ""
 
 
 def cuda_is_initialized() -> bool:
@@ -199,12 +169,7 @@ def cuda_is_initialized() -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.launcher")
-    parser.add_argument("fd", type=int)
-    parser.add_argument("modules", nargs="*")
-    parser.add_argument("--library", default="")
-    arguments = parser.parse_args()
-    control = socket.socket(fileno=arguments.fd)
+    control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
     processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     # Nobody listens to the line during an import. What that import has started stays then, as after any SIGKILL.
@@ -212,10 +177,7 @@ def main() -> None:
     with contextlib.suppress(BlockingIOError):
         if not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
             return  # the supervisor was gone before that
-    began = time.monotonic()
-    unfit = preload(arguments.modules, arguments.library)
-    said = f"declined: {unfit}" if unfit else "ready"
-    print(f"{said}, after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+    unfit = preload(sys.argv[2:])
     launcher = Launcher(control)
     processes.prctl(processes.PR_SET_PDEATHSIG, 0)  # from here on the line tells, and the workers are to be ended first
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.errors import OrchestratorError
@@ -18,13 +18,13 @@ SHARDS = 4
 MODULE_COST = 0.3
 """Seconds to import and collect one more module, as measured on two slow cores."""
 LIBRARIES = {
-    "flex_attention": ("torch._inductor.compile_fx", 9.0),
+    "flex_attention": ("inductor", 9.0),
     "fa4": ("flash_attn.cute", 3.0),
     "flashinfer": ("flashinfer", 3.5),
     "trtllm_mha": ("flashinfer", 3.5),
 }
-"""Backends that begin with a slow library: the module to import, and the seconds until a process can run the first of
-its subtests on a GPU, for the import and its kernels. Measured on an H200 with warm caches."""
+"""Backends that begin with a slow library: its name, and the seconds until a process can run the first of its subtests
+on a GPU, for the import and its kernels. Measured on an H200 with warm caches."""
 BACKEND_COST = 0.5
 """The same for a backend whose library is there at once."""
 WORTH = 0.05
@@ -160,12 +160,6 @@ def library(planned: Planned) -> tuple[str, float]:
 
 def library_of(planned: Planned) -> str:
     return library(planned)[0]
-
-
-def slow_libraries(subtests: Iterable[Planned]) -> list[str]:
-    """Those that these subtests begin with, the slowest first."""
-    found = {library(planned) for planned in subtests if planned.backend in LIBRARIES}
-    return [name for name, _ in sorted(found, key=lambda one: (-one[1], one[0]))]
 
 
 def library_cost(planned: Planned) -> float:

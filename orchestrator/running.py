@@ -14,14 +14,13 @@ from pathlib import Path
 
 from orchestrator import outcomes
 from orchestrator.availability import accepted_here
-from orchestrator.devices import Lanes, cpu_count
+from orchestrator.devices import Lanes
 from orchestrator.durations import LOCAL, SEED, estimate, load_durations, save_durations
 from orchestrator.errors import OrchestratorError
 from orchestrator.folder import Folder, Run, bulk
 from orchestrator.ledger import Attempt, Ledger
 from orchestrator.manifest import Manifest, load_manifest, short
-from orchestrator.packages import installed
-from orchestrator.planning import SHARDS, Plan, library_cost, make_plan, queues_of, slow_libraries
+from orchestrator.planning import SHARDS, Plan, library_cost, make_plan, queues_of
 from orchestrator.scheduling import Scheduler
 from orchestrator.selection import Selection, select
 from orchestrator.supervisor import Options, Supervisor, Watch
@@ -30,8 +29,6 @@ from orchestrator.wording import count
 
 PRELOAD = ("kits.preload", "torch", "pytest")
 """What the launcher imports before it forks, so that no worker pays for it. A module that cannot be had is left out."""
-CORES_PER_LAUNCHER = 2
-"""Cores of this host for each process that imports, so that none of them waits for another."""
 COMMIT, NO_VENV = "ATTNMATRIX_COMMIT", "ATTNMATRIX_NO_VENV"
 """Variables: the commit, where there is no git; set by noxfile.py under ``--no-venv``, which nox tells nobody."""
 SHA = re.compile(r"[0-9a-f]{40}(-dirty)?")
@@ -151,23 +148,11 @@ def execute(
         tests=Path(run.tests).resolve(), deadline=run.deadline, start_limit=request.start_limit, confirm=run.confirm,
         repeat=run.repeat, fresh=run.fresh, interpreters=request.interpreters or sys.platform != "linux",
         preload=request.preload, plugins=request.plugins, max_restarts=request.max_restarts,
-        libraries=launched(scheduler, lanes),
     )  # fmt: skip
     supervisor = Supervisor(folder, scheduler, ledger, lanes.devices, options, lock, watch)
     supervisor.run()
     verdict = build_verdict(run, plan, read_ledger(folder, plan))
     return Ended(verdict, supervisor.error, supervisor.stopping, time.monotonic() - began)
-
-
-def launched(scheduler: Scheduler, lanes: Lanes) -> tuple[str, ...]:
-    """The slow libraries that get a launcher of their own: those with which workers on a GPU begin, as far as there are
-    cores for that."""
-    if lanes.kind == "cpu":
-        return ()
-    firsts = [queue[0][0].planned for queue in scheduler.queues[: len(lanes.devices)] if queue]
-    firsts += [job.planned for job in scheduler.alone]
-    there = [name for name in slow_libraries(firsts) if installed(name.partition(".")[0])]
-    return tuple(there[: max(0, cpu_count() // CORES_PER_LAUNCHER - 1)])
 
 
 def schedule(run: Run, plan: Plan, ledger: Ledger, lanes: int, known: Mapping[str, float]) -> Scheduler:

@@ -26,7 +26,6 @@ from orchestrator.folder import Folder
 from orchestrator.handles import Worker
 from orchestrator.ledger import Attempt, Ledger
 from orchestrator.manifest import Planned
-from orchestrator.planning import library_of
 from orchestrator.scheduling import Job, Scheduler
 from orchestrator.verdict import settle
 from orchestrator.wording import count
@@ -59,8 +58,6 @@ class Options:
     interpreters: bool = False
     """Start every worker in a new interpreter instead of forking it."""
     preload: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
-    """Slow libraries that get a launcher of their own."""
     plugins: tuple[str, ...] = ()
     max_restarts: int = 100
 
@@ -101,12 +98,12 @@ class Supervisor:
         before = {sig: signal.signal(sig, self.interrupt) for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         self.crew = None
         try:
-            options = self.options
-            preload, libraries = ((), ()) if options.interpreters else (options.preload, options.libraries)
+            log = self.folder.logs / "launcher.log"
+            preload = () if self.options.interpreters else self.options.preload
             env = {"ATTNMATRIX_DEVICE": "cpu"}
             if self.lanes[0] != "cpu":
                 env = {"ATTNMATRIX_DEVICE": "cuda", **cache_env(os.environ)}
-            self.crew = Crew(preload, env, self.folder.logs, [self.lock], libraries)
+            self.crew = Crew(preload, env, log, [self.lock])
             self.loop(self.crew)
         except RecordError as error:
             self.error = OrchestratorError("O501", str(error), "free some space, then continue with --resume")
@@ -153,8 +150,8 @@ class Supervisor:
             rang, ended, died = crew.wait(TICK)
             for worker in rang or list(self.workers.values()):
                 self.read(worker)
-            for launcher in died:
-                self.remark(f"{launcher.name} died; its workers were replaced")
+            if died:
+                self.remark("the launcher died; its workers were replaced")
             for worker in ended:
                 self.bury(worker, crew)
             self.check_clocks(crew)
@@ -187,8 +184,7 @@ class Supervisor:
         name = f"w{self.number:04d}"
         ours, theirs = socket.socketpair()
         events, log = self.folder.events / f"{name}.jsonl", self.folder.logs / f"{name}.log"
-        launcher = crew.launcher_of(library_of(jobs[0].planned))
-        worker = Worker(name, lane, device, alone, ours, EventTail(events), log, launcher)
+        worker = Worker(name, lane, device, alone, ours, EventTail(events), log)
         env = {"ATTNMATRIX_DEVICE": "cpu" if device == "cpu" else "cuda"}
         if device != "cpu":
             env["CUDA_VISIBLE_DEVICES"] = device
@@ -301,7 +297,7 @@ class Supervisor:
             if worker.inside is not None:
                 if now - worker.since > limit + min(5.0, max(0.5, 0.05 * limit)):
                     crew.kill(worker, "deadline")
-            elif not worker.launcher.up or now - worker.since <= self.options.start_limit:
+            elif not crew.launcher.up or now - worker.since <= self.options.start_limit:
                 continue
             elif worker.queue or worker.ending or not worker.ready:
                 crew.kill(worker, "silent")

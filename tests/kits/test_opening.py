@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 from generator.matrix import Project
-from kits import architecture, backends, opening
+from kits import backends, opening
 from kits.opening import open_libraries
 from orchestrator.planning import LIBRARIES
 
@@ -101,69 +99,5 @@ def test_the_planner_counts_what_backends_import() -> None:
     slow = {name: backends.load(backend.adapter).libraries for name, backend in spec.backends.items()}
     assert {name for name, modules in slow.items() if modules} == set(LIBRARIES)
     for name, (library, _) in LIBRARIES.items():
-        assert library in slow[name], "what a launcher imports for it"
         shared = {other for other, (theirs, _) in LIBRARIES.items() if theirs == library}
         assert shared == {other for other, modules in slow.items() if modules[:1] == slow[name][:1]}
-
-
-class Nvml(types.ModuleType):
-    """The management library of a host with GPUs of these capabilities."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *capabilities: tuple[int, int], broken: bool = False) -> None:
-        super().__init__("pynvml")
-        self.capabilities, self.broken = capabilities, broken
-
-    def nvmlInit(self) -> None:
-        if self.broken:
-            raise self.NVMLError
-
-    def nvmlShutdown(self) -> None:
-        pass
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.capabilities)
-
-    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
-        return number
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
-        return self.capabilities[handle]
-
-
-@pytest.mark.parametrize(
-    ("nvml", "before", "after"),
-    [
-        (Nvml((9, 0), (9, 0)), None, "9.0a"),
-        (Nvml((8, 9)), None, "8.9"),
-        (Nvml((10, 3)), None, "10.3a"),
-        (Nvml((12, 0)), None, None),
-        (Nvml((9, 0)), "10.0a", "10.0a"),
-        (Nvml((9, 0), (10, 0)), None, None),
-        (Nvml(), None, None),
-        (Nvml((9, 0), broken=True), None, None),
-        (None, None, None),
-    ],
-    ids=[
-        "one model",
-        "Ada",
-        "Blackwell",
-        "SM 12",
-        "the user's own",
-        "two models",
-        "no GPU",
-        "no driver",
-        "not installed",
-    ],
-)
-def test_flashinfer_is_told_the_architecture(
-    nvml: Nvml | None, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", before or "")  # so that it is restored
-    if before is None:
-        monkeypatch.delenv("FLASHINFER_CUDA_ARCH_LIST")
-    architecture.name_architecture()
-    assert os.environ.get("FLASHINFER_CUDA_ARCH_LIST") == after

@@ -55,8 +55,8 @@ def test_a_launcher_that_reports_no_death_is_replaced(run_here, monkeypatch):
     monkeypatch.setattr(crew, "REPORT_LIMIT", 0.5)
     hear, deaf = crew.Crew.hear_launcher, []
 
-    def half(self, launcher, ended):
-        lost = hear(self, launcher, ended)
+    def half(self, ended):
+        lost = hear(self, ended)
         if ended and not deaf:
             deaf.extend(ended)
             for worker in ended:
