@@ -4,7 +4,8 @@ It never touches CUDA, so a worker may still choose its device. When the supervi
 socket between them closes and the launcher kills every worker's process group before it ends. While it imports it has
 no workers, and is killed itself.
 
-Run as ``python -m orchestrator.launcher FD MODULE...``; requests come over the socket with the worker's channel attached.
+Run as ``python -m orchestrator.launcher FD MODULE...``; requests come over the socket with the worker's channel
+attached.
 """
 
 from __future__ import annotations
