@@ -11,7 +11,10 @@ import torch
 
 from kits.errors import MismatchError
 from kits.subtest import Tolerance
-from kits.transfer import Key, fetch
+from kits.transfer import Key
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""What is, and what must be."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,6 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(bits(left), bits(right))
 
 
-def differing(pairs: Mapping[Key, tuple[torch.Tensor, torch.Tensor]]) -> dict[Key, torch.Tensor]:
+def differing(pairs: Mapping[Key, Pair]) -> dict[Key, torch.Tensor]:
     """Whether the tensors of each pair differ in bits, as a bool on their device."""
     return {name: (bits(left) != bits(right)).any() for name, (left, right) in pairs.items()}
-
-
-def changed(pairs: Mapping[Key, tuple[torch.Tensor, torch.Tensor]]) -> list[Key]:
-    """Names of the pairs that differ in bits."""
-    return [name for name, flag in fetch(differing(pairs)).items() if bool(flag)]

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
+from kits.asking import Check
 from kits.batches import Batch
 from kits.errors import KitError, MetadataError
-from kits.graphs import unobserved
 from kits.pools import KVGroup
-from kits.transfer import fetch
 from kits.world import Request
 
 OFFSETS = (
@@ -40,21 +39,14 @@ CHECKED = {*OFFSETS, *LENGTHS, *(name for _, name, _ in INDEX_LISTS), *(name for
 """Fields that are looked at, and so fetched from the device."""
 
 
-def check_metadata(metadata: dict[str, Any], batch: Batch, live: Sequence[Request]) -> None:
-    """Raise a MetadataError that lists every violation, or a KitError if there is nothing here to look at; ``live`` are
-    the requests of the first rows.
+def metadata_check(metadata: dict[str, Any], batch: Batch, live: Sequence[Request]) -> Check[None]:
+    """Raises a MetadataError that lists every violation, or a KitError if there is nothing here to look at; ``live``
+    are the requests of the first rows.
 
     A name may carry a part (``step1.kv_indptr``): each draft step is checked like a forward of its own, with as many
     rows as it has branches. A part with a query offset for each token has a row per token (``tree.``, or a backend that
     expands rows to tokens).
     """
-    with unobserved():
-        problems = _metadata_problems(metadata, batch, live)
-    if problems:
-        raise MetadataError(f"{len(problems)} metadata invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
-
-
-def _metadata_problems(metadata: dict[str, Any], batch: Batch, live: Sequence[Request]) -> list[str]:
     tensors = {
         name: value
         for name, value in metadata.items()
@@ -68,14 +60,24 @@ def _metadata_problems(metadata: dict[str, Any], batch: Batch, live: Sequence[Re
     mirrored = {name: getattr(batch, name) for name in ("seq_lens", "extend_seq_lens")}
     if batch.extend_seq_lens is not None and batch.spec_info is not None:
         mirrored["accepted"] = batch.spec_info.extend_seq_lens
-    hosts = fetch({**tensors, **{("batch", name): v for name, v in mirrored.items() if v is not None}})
-    parts: dict[str, dict[str, torch.Tensor]] = {}
-    for name in tensors:
-        part, _, field = name.rpartition(".")
-        parts.setdefault(part, {})[field] = hosts[name]
-    problems = _host_mirrors(
+    hosts = yield {**tensors, **{("batch", name): v for name, v in mirrored.items() if v is not None}}
+    problems = _metadata_problems(list(tensors), hosts, batch, live)
+    problems += _host_mirrors(
         batch, {name: hosts["batch", name].tolist() for name, v in mirrored.items() if v is not None}
     )
+    if problems:
+        raise MetadataError(f"{len(problems)} metadata invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def _metadata_problems(
+    names: Iterable[str], hosts: Mapping[Any, torch.Tensor], batch: Batch, live: Sequence[Request]
+) -> list[str]:
+    """``hosts`` holds the metadata under their names, and the batch's own tensors under ``("batch", name)``."""
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for name in names:
+        part, _, field = name.rpartition(".")
+        parts.setdefault(part, {})[field] = hosts[name]
+    problems = []
     for part, fields in parts.items():
         if part.startswith("step"):
             fields = parts.get("", {}) | fields
@@ -88,9 +90,9 @@ def _metadata_problems(metadata: dict[str, Any], batch: Batch, live: Sequence[Re
     return problems
 
 
-def check_padding(
+def padding_check(
     batch: Batch, live: Sequence[Request], padded: Sequence[Request], expected: Mapping[str, Sequence[int]]
-) -> None:
+) -> Check[None]:
     """What the runner left in the rows and tokens behind the live ones must be nobody's but the padding's.
 
     Padded rows may name request 0 or a request that exists to pad, their tokens may write to slot 0, the null slot -1
@@ -103,8 +105,7 @@ def check_padding(
         of_all["accepted"] = batch.spec_info.extend_seq_lens
     of_all = {name: values for name, values in of_all.items() if values is not None}
     slots = {("slots", name): of_group for name, of_group in batch.out_cache_loc.items()}
-    with unobserved():
-        found = fetch({"req_pool_indices": batch.req_pool_indices, **slots, **of_all})
+    found = yield {"req_pool_indices": batch.req_pool_indices, **slots, **of_all}
     held = {name: values.tolist() for name, values in found.items()}
     problems = _padding_problems(batch, live, padded, held)
     problems += [

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from kits import reference
+from kits.asking import Check, seeing, settle
 from kits.backends.base import Backend, Geometry
 from kits.batches import describe_rows, eager_batch
-from kits.compare import bits, changed, difference, require_close
+from kits.compare import Pair, bits, difference, differing, require_close
 from kits.errors import InputError, KitError, KVIntegrityError, MismatchError
 from kits.graphs import unobserved
-from kits.invariants import check_metadata
+from kits.invariants import metadata_check
 from kits.layers import Layer
 from kits.pools import GUARD_SLOTS, REQUEST_TABLE
 from kits.record import Record
@@ -131,11 +132,12 @@ class SubtestRun:
     def forward_eagerly(
         self, requests: Sequence[Request], mode: str, convention: str, speculation: Speculation | None
     ) -> list[torch.Tensor]:
-        """One eager forward of exactly ``requests``; metadata and the pool are checked as in a replay."""
+        """One eager forward of exactly ``requests``; metadata and the pool are checked as in a replay. Returns the
+        outputs on the host."""
         batch = eager_batch(self.world.pool, describe_rows(requests, convention, speculation, mode), mode, speculation)
         self.backend.prepare(batch)
         with self.notes.phase("invariants"):
-            check_metadata(self.backend.metadata(), batch, requests)
+            settle(metadata_check(self.backend.metadata(), batch, requests))
         before = self.snapshot()
         outputs, inputs = [], {}
         for layer in self.world.layers:
@@ -143,18 +145,21 @@ class SubtestRun:
             outputs.append(self.backend.attend(**given, layer=layer, batch=batch))
             for name, values in inputs_of(requests, layer.index).items():
                 inputs[f"{name} of layer {layer.index}"] = given[name], values
-        with unobserved():
-            for name in changed(inputs):
-                raise InputError(f"eager {mode}: the forward changed {name}")
-        self.check_kv_integrity(before, requests, what=f"eager {mode}")
-        return outputs
+        what = f"eager {mode}"
+        with self.notes.phase("integrity"):
+            _, _, found = settle(
+                input_check(inputs, what),
+                self.kv_integrity_check(before, requests, what=what),
+                seeing(dict(enumerate(outputs))),
+            )
+        return list(found.values())
 
     def snapshot(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copies of the pool, for ``check_kv_integrity``."""
+        """Copies of the pool, for ``kv_integrity_check``."""
         with self.notes.phase("integrity"):
             return {name: group.snapshot() for name, group in self.world.pool.groups.items()}
 
-    def check_kv_integrity(
+    def kv_integrity_check(
         self,
         before: dict[str, dict[str, torch.Tensor]],
         requests: Sequence[Request],
@@ -162,29 +167,26 @@ class SubtestRun:
         padded: Sequence[Request] = (),
         writes: bool = True,
         what: str,
-    ) -> None:
+    ) -> Check[None]:
         """The pool, as raw bits, changed only in the batch's own write set and the reserved slot; and there it holds
         the new keys and values of ``requests``.
 
         The write set comes from the requests, not from the batch: a stale ``out_cache_loc`` must not excuse itself.
         """
-        with self.notes.phase("integrity"), unobserved():
-            changed = {
-                (name, buffer): rows
-                for name, group in self.world.pool.groups.items()
-                for buffer, rows in group.differences(before[name]).items()
-            }
-            held = self._own_writes(requests) if writes else {}
-            found = fetch({**changed, **held, "zones": intact()})  # one question about everything
-            self._check_write_set({key: found[key] for key in changed}, (*requests, *padded) if writes else (), what)
-            if not bool(found["zones"]):
-                raise KVIntegrityError(f"{what}: something wrote past the end of the {spoiled()[0]}")
-            for label in held:
-                for row, of_row in enumerate(found[label].split([request.extend_len for request in requests])):
-                    if not bool(of_row.all()):
-                        raise KVIntegrityError(
-                            f"{what}: row {row}, {label}: the write slots do not hold the new tokens"
-                        )
+        changed = {
+            (name, buffer): rows
+            for name, group in self.world.pool.groups.items()
+            for buffer, rows in group.differences(before[name]).items()
+        }
+        held = self._own_writes(requests) if writes else {}
+        found = yield {**changed, **held, "zones": intact()}
+        self._check_write_set({key: found[key] for key in changed}, (*requests, *padded) if writes else (), what)
+        if not bool(found["zones"]):
+            raise KVIntegrityError(f"{what}: something wrote past the end of the {spoiled()[0]}")
+        for label in held:
+            for row, of_row in enumerate(found[label].split([request.extend_len for request in requests])):
+                if not bool(of_row.all()):
+                    raise KVIntegrityError(f"{what}: row {row}, {label}: the write slots do not hold the new tokens")
 
     def _check_write_set(
         self, changed: Mapping[tuple[str, str], torch.Tensor], writers: Sequence[Request], what: str
@@ -284,6 +286,14 @@ class SubtestRun:
             margin=max(mismatch.margin for mismatch in self.mismatches),
             row=first.row,
         )
+
+
+def input_check(inputs: Mapping[str, Pair], what: str) -> Check[None]:
+    """Inputs as they were given, and as they must be: a forward leaves them alone."""
+    found = yield differing(inputs)
+    for name, differs in found.items():
+        if bool(differs):
+            raise InputError(f"{what}: the forward changed {name}")
 
 
 def _graph_supports(support: str, subtest: Subtest) -> bool:

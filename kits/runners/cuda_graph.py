@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from kits.asking import Check, seeing, settle
 from kits.batches import Batch, describe_rows, input_ids_at
 from kits.compare import difference, differing, same_bits
 from kits.errors import InputError, NeighbourError, NothingReplayedError, OutputError, RepeatError, during
-from kits.graphs import unobserved
-from kits.invariants import check_metadata, check_padding
+from kits.invariants import metadata_check, padding_check
 from kits.padding import scratch_row
-from kits.runners.common import SubtestRun
+from kits.runners.common import SubtestRun, input_check
 from kits.runners.graph import GraphRunner, misread_tokens
 from kits.runners.plan import ReplayPlan, Step, plan_of
-from kits.transfer import fetch
 from kits.world import Request
 
 
@@ -124,10 +122,15 @@ class GraphSubtest:
             before = suite.snapshot()
             with suite.notes.phase("capture"), during(f"warm-up and capture of {size}"):
                 warmed = self.runner.capture(size, requests)
-            suite.check_kv_integrity(before, requests, writes=self.writes_kv, what=f"warm-up of {size}")
+            what = f"warm-up of {size}"
+            with suite.notes.phase("integrity"):
+                _, found = settle(
+                    suite.kv_integrity_check(before, requests, writes=self.writes_kv, what=what),
+                    seeing(dict(enumerate(warmed))),
+                )
             suite.notes.captures += self.runner.captured[size].graph.captures
             if suite.mode not in suite.backend.capabilities.fills_at_capture:
-                suite.compare(f"warm-up of {size}", warmed, requests, suite.mode, self.speculation)
+                suite.compare(what, list(found.values()), requests, suite.mode, self.speculation)
             suite.world.free(requests)
 
     def _replay(self, step: Step, requests: Sequence[Request]) -> list[torch.Tensor]:
@@ -145,39 +148,39 @@ class GraphSubtest:
             captured = self.runner.prepare(size, requests)
         with suite.notes.phase("invariants"):
             padded = self.pad_requests[: size - len(requests)]
-            check_padding(captured.static, requests, padded, self._expected(captured.static, requests, padded))
-            check_metadata(suite.backend.metadata(), captured.batch, requests)
+            settle(
+                padding_check(captured.static, requests, padded, self._expected(captured.static, requests, padded)),
+                metadata_check(suite.backend.metadata(), captured.batch, requests),
+            )
             captured.guard.check()
             before = suite.snapshot()
         with suite.notes.phase("replay"):
             outputs = self.runner.run(captured, requests)
             suite.notes.replays = sum(captured.graph.replays for captured in self.runner.captured.values())
-        suite.check_kv_integrity(before, requests, padded=padded, writes=self.writes_kv, what=what)
         with suite.notes.phase("integrity"):
-            return self._check_untouched(captured, requests, outputs)
+            *_, found = settle(
+                suite.kv_integrity_check(before, requests, padded=padded, writes=self.writes_kv, what=what),
+                input_check(self.runner.inputs(captured, requests), what),
+                self._returned_check(outputs),
+                self._seen_check(requests),
+                seeing(dict(enumerate(outputs))),
+            )
+        return list(found.values())
 
-    def _check_untouched(
-        self, captured: Any, requests: Sequence[Request], outputs: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """A replay leaves its inputs alone, and what the replay before it returned, which is its caller's; and it gives
-        the model behind it the live tokens. One question about all of that, which brings ``outputs`` to the host."""
-        positions = self.suite.positions(requests, self.suite.mode, self.speculation)
-        with unobserved():
-            inputs = differing(self.runner.inputs(captured, requests))
-            returned = differing(dict(enumerate(self.handed_out)))
-            seen = {name: tokens[: len(positions)] for name, tokens in self.runner.seen.items()}
-            results = {("out", number): output for number, output in enumerate(outputs)}
-            found: dict[Any, torch.Tensor] = fetch({**inputs, **returned, **seen, **results})
-            self.handed_out = [(output, output.clone()) for output in outputs]
-        for name in inputs:
-            if bool(found[name]):
-                raise InputError(f"the forward changed {name}")
-        for index in returned:
-            if bool(found[index]):
+    def _returned_check(self, outputs: Sequence[torch.Tensor]) -> Check[None]:
+        """A replay leaves alone what the one before it returned, which is its caller's. ``outputs`` are its own."""
+        before, self.handed_out = self.handed_out, [(output, output.clone()) for output in outputs]
+        found = yield differing(dict(enumerate(before)))
+        for index, differs in found.items():
+            if bool(differs):
                 raise OutputError(f"it overwrote what the replay before had returned, output {index}")
-        for misread in misread_tokens({name: found[name].tolist() for name in seen}, positions):
+
+    def _seen_check(self, requests: Sequence[Request]) -> Check[None]:
+        """A replay gives the model behind it the live tokens."""
+        positions = self.suite.positions(requests, self.suite.mode, self.speculation)
+        found = yield {name: tokens[: len(positions)] for name, tokens in self.runner.seen.items()}
+        for misread in misread_tokens({name: tokens.tolist() for name, tokens in found.items()}, positions):
             raise InputError(f"the model was given {misread}")
-        return [found[key] for key in results]
 
     def _expected(self, batch: Batch, requests: Sequence[Request], padded: Sequence[Request]) -> dict[str, list[int]]:
         """What a batch of ``requests``, padded by requests or in the runner's style, holds for its rows and tokens."""

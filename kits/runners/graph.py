@@ -10,6 +10,7 @@ import torch
 
 from kits.backends.base import Backend
 from kits.batches import Batch, Rows, SpecInfo, describe_rows, input_ids_at
+from kits.compare import Pair
 from kits.graphs import Graph, PointerGuard, host_tensor, new_graph
 from kits.layers import Layer
 from kits.padding import scratch_row
@@ -18,9 +19,6 @@ from kits.scratch import fill_with_padding_nan, scratch
 from kits.subtest import Speculation
 from kits.transfer import send, upload
 from kits.world import Request, World, inputs_of
-
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""What is, and what must be."""
 
 
 @dataclass

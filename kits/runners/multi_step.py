@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from kits.asking import seeing, settle
 from kits.backends.base import Backend
 from kits.batches import Batch, describe_rows, eager_batch
-from kits.invariants import check_metadata
+from kits.invariants import metadata_check
 from kits.layers import Layer
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
@@ -105,12 +106,16 @@ class MultiStepSubtest(GraphSubtest):
         batch = eager_batch(suite.world.pool, rows, suite.mode, draft, save_kv=self.writes_kv)
         batch.num_tokens = len(own) * draft.topk
         backend.prepare(batch)
-        check_metadata(backend.metadata(), batch, own)
+        settle(metadata_check(backend.metadata(), batch, own))
         before = suite.snapshot()
         by_layer: list[list[torch.Tensor]] = [[] for _ in suite.world.layers]
         for _, layer, result in run_steps(
             backend, suite.world.layers, batch, draft, lambda layer: inputs_of(own, layer.index).values()
         ):
             by_layer[layer.index].append(result)
-        suite.check_kv_integrity(before, own, writes=self.writes_kv, what="eager draft")
-        return [request_order(steps, len(own), draft) for steps in by_layer]
+        outputs = [request_order(steps, len(own), draft) for steps in by_layer]
+        _, found = settle(
+            suite.kv_integrity_check(before, own, writes=self.writes_kv, what="eager draft"),
+            seeing(dict(enumerate(outputs))),
+        )
+        return list(found.values())

@@ -18,12 +18,13 @@ import torch
 
 from kits.backends.base import Backend
 from kits.batches import Batch, describe_rows, eager_batch
+from kits.compare import Pair
 from kits.graphs import Graph, PointerGuard, new_graph
 from kits.layers import Layer
 from kits.record import phase
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import GraphSubtest
-from kits.runners.graph import Pair, fused_inputs
+from kits.runners.graph import fused_inputs
 from kits.scratch import fill_with_padding_nan, scratch
 from kits.world import Request, World, inputs_of
 

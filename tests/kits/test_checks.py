@@ -8,11 +8,18 @@ import pytest
 
 import kits
 from kits import errors
-from kits.invariants import check_metadata
+from kits.asking import Check, settle
+from kits.invariants import metadata_check
 from kits.pools import KVGroup
 from kits.runners import common, cuda_graph
 from kits.runners.graph import GraphRunner
 from tests.kits.subtests import CHAIN, make
+
+
+def blind(*_: Any, **__: Any) -> Check[None]:
+    """A check that wants to see nothing."""
+    yield {}
+
 
 V2 = {"mode": "DRAFT_EXTEND_V2", "prefix": (4, 7), "speculation": CHAIN, "dtype": "float16", "multiplier": 2}
 
@@ -25,7 +32,7 @@ def test_invariants_alone_see_the_missing_clamp(monkeypatch: pytest.MonkeyPatch)
     message = str(caught.value)
     assert message.startswith("replay of ")
     assert "kv_indptr (B=4): decreases by 2 behind row 2" in message
-    monkeypatch.setattr(cuda_graph, "check_metadata", lambda *_: None)
+    monkeypatch.setattr(cuda_graph, "metadata_check", blind)
     kits.run(make("tests.kits.breakers:NoClamp", pad_style="prod_fill", **V2))
 
 
@@ -53,7 +60,7 @@ def test_kv_integrity_alone_sees_a_foreign_write(monkeypatch: pytest.MonkeyPatch
     subtest = make("tests.kits.breakers:WritesForeignSlot")
     with pytest.raises(errors.KVIntegrityError, match="live request outside the batch"):
         kits.run(subtest)
-    monkeypatch.setattr(common.SubtestRun, "check_kv_integrity", lambda *_, **__: None)
+    monkeypatch.setattr(common.SubtestRun, "kv_integrity_check", blind)
     kits.run(subtest)
 
 
@@ -135,7 +142,7 @@ def test_input_check_alone_sees_a_scaled_query(monkeypatch: pytest.MonkeyPatch) 
     subtest = make("tests.kits.breakers:ScalesQueryInPlace")
     with pytest.raises(errors.InputError, match="changed q of layer 0"):
         kits.run(subtest)
-    monkeypatch.setattr(common, "changed", lambda *_: [])
+    monkeypatch.setattr(common, "input_check", blind)
     with pytest.raises(errors.InputError, match=r"replay of own .* the forward changed q of layer 0"):
         kits.run(subtest)
     monkeypatch.setattr("kits.runners.graph.GraphRunner.inputs", lambda *_: {})
@@ -175,7 +182,7 @@ def test_padding_check_alone_sees_lengths_that_a_larger_replay_left(
     monkeypatch.setattr(GraphRunner, "_fill_tail", stale)
     with pytest.raises(errors.MetadataError, match=rf"(?m)^  {field} \(B=4\): .* the padding have"):
         kits.run(subtest)
-    monkeypatch.setattr(cuda_graph, "check_padding", lambda *_: None)
+    monkeypatch.setattr(cuda_graph, "padding_check", blind)
     kits.run(subtest)
 
 
@@ -192,7 +199,7 @@ def test_invariants_pass_over_what_is_missing() -> None:
 
     Batch.seq_lens = Batch.seq_lens_cpu = torch.zeros(0, dtype=torch.int32)
     known = {"cache_seqlens_int32": torch.zeros(0, dtype=torch.int32)}
-    check_metadata({"anything": 3, "kv_lens": None, **known}, Batch, [])  # type: ignore[arg-type]
+    settle(metadata_check({"anything": 3, "kv_lens": None, **known}, Batch, []))  # type: ignore[arg-type]
 
 
 def test_a_list_of_the_draft_alone_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
