@@ -18,16 +18,16 @@ SHARDS = 4
 MODULE_COST = 0.3
 """Seconds to import and collect one more module, as measured on two slow cores."""
 LIBRARIES = {
-    "flex_attention": ("inductor", 9.0),
-    "fa4": ("flash_attn.cute", 3.0),
-    "flashinfer": ("flashinfer", 3.5),
-    "trtllm_mha": ("flashinfer", 3.5),
+    "flex_attention": ("inductor", 3.0),
+    "fa4": ("flash_attn.cute", 1.5),
+    "flashinfer": ("flashinfer", 1.5),
+    "trtllm_mha": ("flashinfer", 1.5),
 }
 """Backends that begin with a slow library: its name, and the seconds until a process can run the first of its subtests
 on a GPU, for the import and its kernels. Measured on an H200 with warm caches."""
 BACKEND_COST = 0.5
 """The same for a backend whose library is there at once."""
-WORTH = 0.05
+WORTH = 0.15
 """The least work, as a share of what a library costs, for which another shard opens it."""
 BLOCKS_PER_SHARD = 16
 MAX_BLOCK = 50

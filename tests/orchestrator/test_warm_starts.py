@@ -161,7 +161,7 @@ def test_backends_with_libraries_are_kept_together(count: int, shards: int) -> N
 
 @pytest.mark.parametrize(("count", "openings"), [(8, 1), (20, 2)])
 def test_a_slow_library_is_opened_for_what_is_worth_it(count: int, openings: int) -> None:
-    """Many lanes alone are no reason: each would pay nine seconds for a fraction of one."""
+    """Many lanes alone are no reason: each would pay three seconds for a fraction of one."""
     rows = [planned(n, "flex_attention") for n in range(count)] + [planned(n, "triton") for n in range(200)]
     plan = make_plan(rows, {row.id: 0.05 for row in rows}, 16, libraries=True)
     opened = [blocks for blocks in plan.shards if any(b.subtests[0].backend == "flex_attention" for b in blocks)]
