@@ -15,11 +15,17 @@ from kits.errors import KitError, Unavailable
 from kits.subtest import Subtest
 
 
-def chosen_device() -> torch.device:
+def asked_for() -> str:
     """``ATTNMATRIX_DEVICE`` (``cpu`` or ``cuda``) if set, else CUDA where there is one."""
     name = os.environ.get("ATTNMATRIX_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
         raise KitError(f"ATTNMATRIX_DEVICE is {name!r}; it takes cpu or cuda")
+    return name
+
+
+def chosen_device() -> torch.device:
+    """The device that was asked for; ``Unavailable`` where there is none."""
+    name = asked_for()
     if name == "cuda" and not torch.cuda.is_available():
         raise Unavailable("no_device", "ATTNMATRIX_DEVICE is cuda, but torch sees no CUDA device")
     return torch.device(name)

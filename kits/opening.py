@@ -4,43 +4,85 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib
+import os
+import tempfile
 import threading
+import time
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
 
-import torch
-
-from kits.backends.base import Backend
 from kits.collecting import no_collection
 from kits.record import phase
+
+PATIENCE = 10.0
+"""Seconds to wait for one's turn. Whoever takes longer hangs in the driver, and is nobody's example."""
 
 _tried: set[str] = set()
 
 
-def open_libraries(backend: Backend, device: torch.device) -> None:
-    """Import ``backend.libraries`` where ``device`` is a GPU, once a process, and make its context meanwhile.
+def open_gpu(libraries: Iterable[str]) -> None:
+    """Make the context of the process's GPU and import ``libraries`` meanwhile, each of both once a process.
 
     One takes seconds and the other one, and neither needs the other. A library that cannot be imported is left to the
-    kernel that asks for it, which says so with a typed reason.
+    kernel that asks for it, which says so with a typed reason. It must come before any other use of CUDA.
     """
-    wanted = [name for name in backend.libraries if name not in _tried]
-    if device.type != "cuda" or not wanted:
-        return
+    wanted = [name for name in libraries if name not in _tried]
     _tried.update(wanted)
-    # Imports leave next to no garbage, and looking for it takes a fifth of their time.
-    with phase("libraries"), no_collection():
-        context = threading.Thread(target=make_context, args=(device.index or 0,))
-        context.start()
-        for name in wanted:
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
-        context.join()
+    context = context_under_way()
+    if wanted:
+        # Imports leave next to no garbage, and looking for it takes a fifth of their time.
+        with phase("libraries"), no_collection():
+            for name in wanted:
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
+    if context.is_alive():
+        with phase("context"):
+            context.join()
 
 
-def make_context(ordinal: int) -> None:
-    """Make the primary context of the ``ordinal``-th visible device, which torch's calls will share. Where that fails,
-    torch will say why. Unlike torch's own first call this leaves the interpreter to others while the driver works."""
-    with contextlib.suppress(OSError, AttributeError):
+@cache
+def context_under_way() -> threading.Thread:
+    """The thread that makes the context, or has made it."""
+    thread = threading.Thread(target=make_context)
+    thread.start()
+    return thread
+
+
+def make_context() -> None:
+    """Make the primary context of the first visible device, which torch's calls will share. Where that fails, torch
+    will say why. Unlike torch's own first call this leaves the interpreter to others while the driver works."""
+    with contextlib.suppress(OSError, AttributeError), in_turn():
         driver = ctypes.CDLL("libcuda.so.1")
         device, context = ctypes.c_int(), ctypes.c_void_p()
-        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), ordinal) == 0:
+        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
+@contextlib.contextmanager
+def in_turn() -> Iterator[None]:
+    """One process of this user at a time in the block.
+
+    The driver makes the contexts of processes that ask together no faster than one after the other, and all of them are
+    there when the last one is. In turn, most are at work by then. Where no lock can be had, nobody waits.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            name = Path(tempfile.gettempdir()) / f"attnmatrix-context-{os.getuid()}.lock"
+            lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, lock)
+            end = time.monotonic() + PATIENCE
+            while not locked(lock) and time.monotonic() < end:
+                time.sleep(0.005)
+        yield
+
+
+def locked(lock: int) -> bool:
+    """Whether the lock could be taken, which closing it gives back."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

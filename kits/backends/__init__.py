@@ -5,13 +5,25 @@ from __future__ import annotations
 import importlib
 
 from kits.backends.base import Backend, Capabilities, Geometry
-from kits.errors import KitError
+from kits.errors import KitError, Unavailable
 
-__all__ = ["Backend", "Capabilities", "Geometry", "load"]
+__all__ = ["Backend", "Capabilities", "Geometry", "libraries_of", "load"]
 
 
 def load(adapter: str) -> Backend:
     """A new instance of ``package.module:Class``."""
+    return class_of(adapter)()
+
+
+def libraries_of(adapter: str) -> tuple[str, ...]:
+    """What the backend takes seconds to import; nothing where it cannot be loaded."""
+    try:
+        return class_of(adapter).libraries
+    except (KitError, Unavailable):
+        return ()
+
+
+def class_of(adapter: str) -> type[Backend]:
     module_name, _, class_name = adapter.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
@@ -19,4 +31,4 @@ def load(adapter: str) -> Backend:
         raise KitError(f"adapter {adapter!r} of suite.toml cannot be loaded: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise KitError(f"adapter {adapter!r} is not a subclass of kits.backends.Backend")
-    return found()
+    return found

@@ -10,8 +10,8 @@ from kits import backends, record
 from kits.errors import KitError
 from kits.graphs import device_session
 from kits.kernels import provenance
-from kits.needs import chosen_device, require
-from kits.opening import open_libraries
+from kits.needs import asked_for, chosen_device, require
+from kits.opening import open_gpu
 from kits.runners.common import SubtestRun
 from kits.runners.cuda_graph import run_cuda_graph
 from kits.runners.eager import run_eager
@@ -34,12 +34,13 @@ def run(subtest: Subtest) -> None:
     notes = record.begin(subtest.id)
     if subtest.runner not in RUNNERS:
         raise KitError(f"{subtest.id}: unknown runner mode {subtest.runner!r}; known: {', '.join(RUNNERS)}")
+    if asked_for() == "cuda":
+        open_gpu(backends.libraries_of(subtest.adapter))
     device = chosen_device()
     require(subtest, device)
     backend = backends.load(subtest.adapter)
     notes.backend_class = f"{type(backend).__module__}.{type(backend).__qualname__}"
     forget_buffers()
-    open_libraries(backend, device)
     with provenance.track() as ran, device_session(device), torch.inference_mode(False), torch.no_grad():
         try:
             RUNNERS[subtest.runner](SubtestRun(subtest, backend, device, notes))

@@ -11,6 +11,7 @@ from orchestrator.bench.measuring import OTHER, Measured
 
 PHASES = (
     "libraries",
+    "context",
     "fixture",
     "eager",
     "warm_up",

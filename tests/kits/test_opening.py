@@ -3,51 +3,71 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import kits
 from generator.matrix import Project
 from kits import backends, opening
-from kits.opening import open_libraries
+from kits.errors import Unavailable
+from kits.opening import open_gpu
 from orchestrator.planning import LIBRARIES
+from tests.kits.subtests import make
 
-CUDA, CPU = torch.device("cuda"), torch.device("cpu")
-
-
-class Slow:
-    libraries = ("attnmatrix_slow_library", "attnmatrix_broken_library", "attnmatrix_absent_library")
+LIBRARIES_OF_THREE_KINDS = ("attnmatrix_slow_library", "attnmatrix_broken_library", "attnmatrix_absent_library")
 
 
 @pytest.fixture
-def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Two libraries on the path, and the ordinals of the devices that were given a context."""
-    made: list[int] = []
+def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Two libraries on the path, and the contexts that were made."""
+    made: list[str] = []
     note = f"import gc, pathlib\nwith pathlib.Path({str(tmp_path)!r}, 'log').open('a') as log:\n    log.write("
     (tmp_path / "attnmatrix_slow_library.py").write_text(note + "f'slow {gc.isenabled()}\\n')\n")
     (tmp_path / "attnmatrix_broken_library.py").write_text(note + "'broken\\n')\nraise OSError('no such kernel')\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(opening, "_tried", set())
-    monkeypatch.setattr(opening, "make_context", made.append)
+    monkeypatch.setattr(opening, "make_context", lambda: made.append("context"))
     monkeypatch.delitem(sys.modules, "attnmatrix_slow_library", raising=False)
-    return made
+    opening.context_under_way.cache_clear()
+    yield made
+    opening.context_under_way.cache_clear()
 
 
-def test_once_a_process_and_beside_the_context(contexts: list[int], tmp_path: Path) -> None:
+def test_once_a_process_and_beside_the_context(contexts: list[str], tmp_path: Path) -> None:
     assert gc.isenabled()
     for _ in range(2):
-        open_libraries(Slow(), CUDA)  # type: ignore[arg-type]
+        open_gpu(LIBRARIES_OF_THREE_KINDS)
     assert (tmp_path / "log").read_text() == "slow False\nbroken\n"
-    assert contexts == [0]
+    assert contexts == ["context"]
     assert gc.isenabled()
 
 
-def test_the_recorder_needs_none(contexts: list[int], tmp_path: Path) -> None:
-    open_libraries(Slow(), CPU)  # type: ignore[arg-type]
-    assert not (tmp_path / "log").exists()
+def test_without_a_library_there_is_a_context_all_the_same(contexts: list[str]) -> None:
+    open_gpu(())
+    assert contexts == ["context"]
+    assert not opening.context_under_way().is_alive()
+
+
+def test_a_gpu_is_opened_before_anything_asks_for_it(contexts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking whether there is one initialises the driver, out of turn."""
+    monkeypatch.setenv("ATTNMATRIX_DEVICE", "cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: contexts.append("asked") and False)
+    with pytest.raises(Unavailable, match="torch sees no CUDA device"):
+        kits.run(make("kits.backends.torch_native:TorchNativeBackend", runner="eager"))
+    assert contexts == ["context", "asked"]
+
+
+def test_the_recorder_needs_none(contexts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNMATRIX_DEVICE", "cpu")
+    kits.run(make("kits.backends.torch_native:TorchNativeBackend", runner="eager"))
     assert contexts == []
 
 
@@ -73,7 +93,7 @@ class Driver:
 @pytest.mark.parametrize(
     ("fails", "calls"),
     [
-        ("", ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "73"]),
+        ("", ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "70"]),
         ("cuDeviceGet", ["cuInit", "cuDeviceGet"]),
         ("cuInit", ["cuInit"]),
     ],
@@ -81,7 +101,7 @@ class Driver:
 def test_the_context_is_that_of_the_device(fails: str, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(fails)
     monkeypatch.setattr(opening.ctypes, "CDLL", lambda name: driver)
-    opening.make_context(3)
+    opening.make_context()
     assert driver.calls == calls
 
 
@@ -90,7 +110,58 @@ def test_a_host_without_a_driver_is_left_to_torch(monkeypatch: pytest.MonkeyPatc
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(opening.ctypes, "CDLL", load)
-    opening.make_context(0)
+    opening.make_context()
+
+
+IN_TURN = """
+import sys, time
+from kits import opening
+with opening.in_turn():
+    print("in", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """Another process whose turn it is, until its input ends."""
+    monkeypatch.setattr(opening.tempfile, "gettempdir", lambda: str(tmp_path))
+    pipe = subprocess.PIPE
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", IN_TURN], stdin=pipe, stdout=pipe, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        yield process
+        process.kill()
+
+
+def test_contexts_are_made_one_after_the_other(holder: subprocess.Popen[str]) -> None:
+    """The other's turn ends with its life, too."""
+    entered: list[bool] = []
+
+    def enter() -> None:
+        with opening.in_turn():
+            entered.append(True)
+
+    waiting = threading.Thread(target=enter)
+    waiting.start()
+    waiting.join(0.2)
+    assert not entered
+    holder.kill()
+    waiting.join(10.0)
+    assert entered
+
+
+def test_nobody_waits_for_ever(holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "PATIENCE", 0.1)
+    with opening.in_turn():
+        assert holder.poll() is None
+
+
+def test_nobody_waits_where_no_lock_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening.tempfile, "gettempdir", lambda: str(tmp_path / "missing"))
+    with opening.in_turn():
+        pass
 
 
 def test_the_planner_counts_what_backends_import() -> None:
