@@ -8,10 +8,8 @@ import fcntl
 import importlib
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
 
 from kits.collecting import no_collection
@@ -21,39 +19,33 @@ PATIENCE = 10.0
 """Seconds to wait for one's turn. Whoever takes longer hangs in the driver, and is nobody's example."""
 
 _tried: set[str] = set()
+_made: list[bool] = []
 
 
 def open_gpu(libraries: Iterable[str]) -> None:
-    """Make the context of the process's GPU and import ``libraries`` meanwhile, each of both once a process.
+    """Import ``libraries`` and make the context of the process's GPU, each of them once a process.
 
-    One takes seconds and the other one, and neither needs the other. A library that cannot be imported is left to the
-    kernel that asks for it, which says so with a typed reason. It must come before any other use of CUDA.
+    A library that cannot be imported is left to the kernel that asks for it, which says so with a typed reason. The
+    context comes second: meanwhile the processes that have nothing to import make theirs. Nothing else may use CUDA
+    before, or that would be out of turn.
     """
     wanted = [name for name in libraries if name not in _tried]
     _tried.update(wanted)
-    context = context_under_way()
     if wanted:
         # Imports leave next to no garbage, and looking for it takes a fifth of their time.
         with phase("libraries"), no_collection():
             for name in wanted:
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
-    if context.is_alive():
+    if not _made:
+        _made.append(True)
         with phase("context"):
-            context.join()
-
-
-@cache
-def context_under_way() -> threading.Thread:
-    """The thread that makes the context, or has made it."""
-    thread = threading.Thread(target=make_context)
-    thread.start()
-    return thread
+            make_context()
 
 
 def make_context() -> None:
     """Make the primary context of the first visible device, which torch's calls will share. Where that fails, torch
-    will say why. Unlike torch's own first call this leaves the interpreter to others while the driver works."""
+    will say why."""
     with contextlib.suppress(OSError, AttributeError), in_turn():
         driver = ctypes.CDLL("libcuda.so.1")
         device, context = ctypes.c_int(), ctypes.c_void_p()
