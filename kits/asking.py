@@ -18,20 +18,30 @@ Check: TypeAlias = Generator[Mapping[Any, torch.Tensor], dict[Any, torch.Tensor]
 def settle(*checks: Check[Any]) -> list[Any]:
     """Fetch what all checks want to see, by one question, then let them judge in their order.
 
-    Returns what each returned; the first that fails raises. A check that nobody settles has not looked at anything.
+    Returns what each returned; the first that fails raises, be it with what it asks for: those before it judge first.
+    A check that nobody settles has not looked at anything.
     """
+    wanted: list[Mapping[Any, torch.Tensor]] = []
     with unobserved():
-        wanted = [next(check) for check in checks]
-        found = fetch({(number, key): value for number, asked in enumerate(wanted) for key, value in asked.items()})
-        returned = []
-        for number, (check, asked) in enumerate(zip(checks, wanted, strict=True)):
-            try:
-                check.send({key: found[number, key] for key in asked})
-            except StopIteration as done:
-                returned.append(done.value)
-            else:
-                raise RuntimeError(f"{check} asks a second time")
+        try:
+            for check in checks:
+                wanted.append(next(check))
+        finally:
+            found = fetch({(number, key): value for number, asked in enumerate(wanted) for key, value in asked.items()})
+            returned = [
+                judged(check, {key: found[number, key] for key in asked})
+                for number, (check, asked) in enumerate(zip(checks, wanted, strict=False))
+            ]
     return returned
+
+
+def judged(check: Check[Any], found: dict[Any, torch.Tensor]) -> Any:
+    """What a check that has asked returns."""
+    try:
+        check.send(found)
+    except StopIteration as done:
+        return done.value
+    raise RuntimeError(f"{check} asks a second time")
 
 
 def seeing(tensors: Mapping[Any, torch.Tensor]) -> Check[dict[Any, torch.Tensor]]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kits.asking import Check
+from kits.backends.base import Backend
 from kits.batches import Batch
 from kits.errors import KitError, MetadataError
 from kits.pools import KVGroup
@@ -39,14 +40,15 @@ CHECKED = {*OFFSETS, *LENGTHS, *(name for _, name, _ in INDEX_LISTS), *(name for
 """Fields that are looked at, and so fetched from the device."""
 
 
-def metadata_check(metadata: dict[str, Any], batch: Batch, live: Sequence[Request]) -> Check[None]:
-    """Raises a MetadataError that lists every violation, or a KitError if there is nothing here to look at; ``live``
-    are the requests of the first rows.
+def metadata_check(backend: Backend, batch: Batch, live: Sequence[Request]) -> Check[None]:
+    """Raises a MetadataError that lists every violation in what the backend shows, or a KitError if there is nothing
+    here to look at; ``live`` are the requests of the first rows.
 
     A name may carry a part (``step1.kv_indptr``): each draft step is checked like a forward of its own, with as many
     rows as it has branches. A part with a query offset for each token has a row per token (``tree.``, or a backend that
     expands rows to tokens).
     """
+    metadata = backend.metadata()
     tensors = {
         name: value
         for name, value in metadata.items()
@@ -61,10 +63,10 @@ def metadata_check(metadata: dict[str, Any], batch: Batch, live: Sequence[Reques
     if batch.extend_seq_lens is not None and batch.spec_info is not None:
         mirrored["accepted"] = batch.spec_info.extend_seq_lens
     hosts = yield {**tensors, **{("batch", name): v for name, v in mirrored.items() if v is not None}}
-    problems = _metadata_problems(list(tensors), hosts, batch, live)
-    problems += _host_mirrors(
+    problems = _host_mirrors(
         batch, {name: hosts["batch", name].tolist() for name, v in mirrored.items() if v is not None}
     )
+    problems += _metadata_problems(list(tensors), hosts, batch, live)
     if problems:
         raise MetadataError(f"{len(problems)} metadata invariant(s) broken:\n" + "\n".join(f"  {p}" for p in problems))
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import importlib
 import os
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -60,21 +58,12 @@ def in_turn() -> Iterator[None]:
     The driver makes the contexts of processes that ask together no faster than one after the other, and all of them are
     there when the last one is. In turn, most are at work by then. Where no lock can be had, nobody waits.
     """
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            name = Path(tempfile.gettempdir()) / f"attnmatrix-context-{os.getuid()}.lock"
-            lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            stack.callback(os.close, lock)
-            end = time.monotonic() + PATIENCE
-            while not locked(lock) and time.monotonic() < end:
-                time.sleep(0.005)
-        yield
+    from filelock import FileLock, Timeout  # no matter of the recorder
 
-
-def locked(lock: int) -> bool:
-    """Whether the lock could be taken, which closing it gives back."""
+    lock = FileLock(Path(tempfile.gettempdir()) / f"attnmatrix-context-{os.getuid()}.lock")
+    with contextlib.suppress(NotImplementedError, OSError, Timeout):
+        lock.acquire(timeout=PATIENCE, poll_interval=0.005)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        yield
+    finally:
+        lock.release()

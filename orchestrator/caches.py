@@ -6,6 +6,7 @@ their modules. What the user has set stays.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -51,7 +52,16 @@ def compiles_again() -> bool:
 
 
 def installation() -> str:
-    """A name for the packages that are installed. Python takes a source whose time and size are the same for the same,
-    and images that are built twice alike give other versions the same time."""
-    names = {path.name for entry in sys.path for path in Path(entry).glob("*.dist-info")}
-    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
+    """A name for what is installed. Python takes a source whose time and size are the same for the same, and images
+    that are built twice alike give other versions the same time."""
+    found = []
+    for entry in sys.path:
+        with contextlib.suppress(OSError):  # Python passes over such an entry, too
+            for path in Path(entry).glob("*.*-info"):
+                record = path / "RECORD"  # which names the hash of each file
+                found.append(f"{path.name} {digest(record.read_bytes() if record.is_file() else b'')}")
+    return digest("\n".join(sorted(found)).encode())[:16]
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -94,7 +94,8 @@ class LauncherHandle:
 
     def kill(self) -> None:
         """End it at once, with what an import has started in it; its workers have groups of their own."""
-        processes.kill_group(self.process.pid)
+        if self.process.returncode is None:  # or its id may be another's by now
+            processes.kill_group(self.process.pid)
 
     def reap(self, until: float) -> None:
         """Wait until it is gone, and kill it at that time of ``time.monotonic()``. What not even that ends hangs in the

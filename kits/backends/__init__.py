@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from kits.backends.base import Backend, Capabilities, Geometry
-from kits.errors import KitError, Unavailable
+from kits.errors import KitError
 
 __all__ = ["Backend", "Capabilities", "Geometry", "libraries_of", "load"]
 
@@ -16,10 +16,10 @@ def load(adapter: str) -> Backend:
 
 
 def libraries_of(adapter: str) -> tuple[str, ...]:
-    """What the backend takes seconds to import; nothing where it cannot be loaded."""
+    """What the backend takes seconds to import; nothing where it cannot be loaded, which ``load`` will say."""
     try:
         return class_of(adapter).libraries
-    except (KitError, Unavailable):
+    except Exception:
         return ()
 
 

@@ -137,7 +137,7 @@ class SubtestRun:
         batch = eager_batch(self.world.pool, describe_rows(requests, convention, speculation, mode), mode, speculation)
         self.backend.prepare(batch)
         with self.notes.phase("invariants"):
-            settle(metadata_check(self.backend.metadata(), batch, requests))
+            settle(metadata_check(self.backend, batch, requests))
         before = self.snapshot()
         outputs, inputs = [], {}
         for layer in self.world.layers:

@@ -150,7 +150,7 @@ class GraphSubtest:
             padded = self.pad_requests[: size - len(requests)]
             settle(
                 padding_check(captured.static, requests, padded, self._expected(captured.static, requests, padded)),
-                metadata_check(suite.backend.metadata(), captured.batch, requests),
+                metadata_check(suite.backend, captured.batch, requests),
             )
             captured.guard.check()
             before = suite.snapshot()

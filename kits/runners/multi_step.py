@@ -106,7 +106,8 @@ class MultiStepSubtest(GraphSubtest):
         batch = eager_batch(suite.world.pool, rows, suite.mode, draft, save_kv=self.writes_kv)
         batch.num_tokens = len(own) * draft.topk
         backend.prepare(batch)
-        settle(metadata_check(backend.metadata(), batch, own))
+        with suite.notes.phase("invariants"):
+            settle(metadata_check(backend, batch, own))
         before = suite.snapshot()
         by_layer: list[list[torch.Tensor]] = [[] for _ in suite.world.layers]
         for _, layer, result in run_steps(
@@ -114,8 +115,9 @@ class MultiStepSubtest(GraphSubtest):
         ):
             by_layer[layer.index].append(result)
         outputs = [request_order(steps, len(own), draft) for steps in by_layer]
-        _, found = settle(
-            suite.kv_integrity_check(before, own, writes=self.writes_kv, what="eager draft"),
-            seeing(dict(enumerate(outputs))),
-        )
+        with suite.notes.phase("integrity"):
+            _, found = settle(
+                suite.kv_integrity_check(before, own, writes=self.writes_kv, what="eager draft"),
+                seeing(dict(enumerate(outputs))),
+            )
         return list(found.values())

@@ -13,6 +13,7 @@ from kits.backends.paging import indptr
 from kits.backends.persistent import PersistentBuffers
 from kits.backends.triton import TritonBackend
 from kits.batches import Batch
+from kits.graphs import is_capturing
 from kits.layers import Layer
 
 
@@ -145,6 +146,32 @@ class WritesForeignSlot(FA3Backend):
         out = super().forward(q, k, v, layer, batch)
         self.pool.groups[layer.group].k[layer.index][-1].copy_(k[0])
         return out
+
+
+class WritesForeignSlotOnce(WritesForeignSlot):
+    """Only in the first warm-up, as a kernel that tunes itself might."""
+
+    tuned = True
+
+    def prepare_capture(self, batch: Batch) -> None:
+        super().prepare_capture(batch)
+        self.tuned = hasattr(self, "began")
+        self.began = True
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        if self.tuned:
+            return FA3Backend.forward(self, q, k, v, layer, batch)
+        self.tuned = True
+        return super().forward(q, k, v, layer, batch)
+
+
+class WritesForeignSlotWhenReplayed(WritesForeignSlot):
+    """Only in what is captured."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Layer, batch: Batch) -> torch.Tensor:
+        if is_capturing():
+            return super().forward(q, k, v, layer, batch)
+        return FA3Backend.forward(self, q, k, v, layer, batch)
 
 
 class LooksAtNeighbours(FA3Backend):

@@ -47,6 +47,19 @@ def test_the_first_check_that_fails_says_so() -> None:
         settle(equals(2, torch.tensor(2)), equals(5, torch.tensor(2)), equals(6, torch.tensor(2)))
 
 
+def test_who_asked_before_judges_before() -> None:
+    """What one check cannot even ask for may be the fault of what another one sees."""
+
+    def broken() -> Check[None]:
+        raise ValueError("nothing to see")
+        yield {}
+
+    with pytest.raises(AssertionError, match="not 5"):
+        settle(equals(5, torch.tensor(2)), broken())
+    with pytest.raises(ValueError, match="nothing to see"):
+        settle(equals(2, torch.tensor(2)), broken(), equals(5, torch.tensor(2)))
+
+
 def test_a_check_asks_once() -> None:
     def twice() -> Check[None]:
         yield {}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,6 +152,69 @@ def test_input_check_alone_sees_a_scaled_query(monkeypatch: pytest.MonkeyPatch) 
     kits.run(subtest)
 
 
+@pytest.mark.parametrize(
+    ("adapter", "error"),
+    [
+        ("WritesForeignSlot", errors.KVIntegrityError("eager DECODE: k[0] of KV group full changed")),
+        ("ScalesQueryInPlace", errors.InputError("eager DECODE: the forward changed q of layer 0")),
+        ("NamesItsOwnWay", errors.KitError("metadata() shows my_")),
+    ],
+    ids=["pool", "inputs", "metadata"],
+)
+def test_an_eager_forward_is_looked_at_too(adapter: str, error: Exception) -> None:
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        kits.run(make(f"tests.kits.breakers:{adapter}", runner="eager"))
+
+
+def test_a_warm_up_is_looked_at_too() -> None:
+    with pytest.raises(errors.KVIntegrityError, match=r"^warm-up of .* live request outside the batch"):
+        kits.run(make("tests.kits.breakers:WritesForeignSlotOnce"))
+
+
+def test_a_replay_is_looked_at_by_itself() -> None:
+    """What is captured and not yet run writes nothing, and the eager leg and the warm-ups are right."""
+    with pytest.raises(errors.KVIntegrityError, match=r"^replay of own .* live request outside the batch"):
+        kits.run(make("tests.kits.breakers:WritesForeignSlotWhenReplayed"))
+
+
+def test_an_eager_draft_is_looked_at_too() -> None:
+    with pytest.raises(errors.KVIntegrityError, match=r"^eager draft: .* live request outside the batch"):
+        kits.run(make("tests.kits.breakers:WritesForeignSlot", **DRAFT))
+    with pytest.raises(errors.KitError, match=r"metadata\(\) shows my_"):
+        kits.run(make("tests.kits.breakers:NamesItsOwnWay", **DRAFT))
+
+
+@pytest.mark.parametrize("field", ["positions", "input_ids"])
+def test_what_the_model_is_given_is_looked_at(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The captured forward reads a copy made at capture, and no attention depends on it."""
+    static_batch = GraphRunner.static_batch
+
+    def stale(self: GraphRunner, size: int) -> Any:
+        batch = static_batch(self, size)
+        load = self.load
+
+        def load_then_copy(given: Any, requests: Any) -> None:
+            load(given, requests)
+            if given is batch and size not in self.captured:
+                forward_of[field] = getattr(batch, field).clone()
+
+        forward_of: dict[str, Any] = {}
+        self.load = load_then_copy  # type: ignore[method-assign]
+        forward = self.forward
+
+        def forward_on_copy(given: Any) -> None:
+            forward(replace(given, **forward_of) if given is batch else given)
+
+        self.forward = forward_on_copy  # type: ignore[method-assign]
+        return batch
+
+    monkeypatch.setattr(GraphRunner, "static_batch", stale)
+    with pytest.raises(errors.InputError, match=r"replay of .*: the model was given"):
+        kits.run(make("kits.backends.flash_attention:FA3Backend"))
+    monkeypatch.setattr(cuda_graph.GraphSubtest, "_seen_check", blind)
+    kits.run(make("kits.backends.flash_attention:FA3Backend"))
+
+
 def test_padding_check_sees_what_a_larger_replay_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows behind the live ones keep the request and the write slots of an earlier batch."""
     monkeypatch.setattr("kits.runners.graph.GraphRunner._fill_tail", lambda *_: None)
@@ -199,7 +265,8 @@ def test_invariants_pass_over_what_is_missing() -> None:
 
     Batch.seq_lens = Batch.seq_lens_cpu = torch.zeros(0, dtype=torch.int32)
     known = {"cache_seqlens_int32": torch.zeros(0, dtype=torch.int32)}
-    settle(metadata_check({"anything": 3, "kv_lens": None, **known}, Batch, []))  # type: ignore[arg-type]
+    backend = SimpleNamespace(metadata=lambda: {"anything": 3, "kv_lens": None, **known})
+    settle(metadata_check(backend, Batch, []))  # type: ignore[arg-type]
 
 
 def test_a_list_of_the_draft_alone_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import torch
 
 import kits
 from generator.matrix import Project
-from kits import backends, opening
+from kits import backends, opening, runners
 from kits.errors import Unavailable
 from kits.opening import open_gpu
 from orchestrator.planning import LIBRARIES
@@ -67,6 +70,22 @@ def test_a_gpu_is_opened_before_anything_asks_for_it(contexts: list[str], monkey
     assert contexts == ["context first", "asked"]
 
 
+def test_what_is_imported_is_the_backends(contexts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[str, ...]] = []
+    monkeypatch.setenv("ATTNMATRIX_DEVICE", "cuda")
+    monkeypatch.setattr(runners, "open_gpu", opened.append)
+    for adapter in ("kits.backends.flex_attention:FlexAttentionBackend", "no.such.module:Backend"):
+        with pytest.raises(Unavailable, match="torch sees no CUDA device"):
+            kits.run(make(adapter, runner="eager"))
+    assert opened == [backends.load("kits.backends.flex_attention:FlexAttentionBackend").libraries, ()]
+
+
+def test_an_adapter_that_breaks_is_no_matter_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "attnmatrix_broken_adapter.py").write_text("raise RuntimeError('No CUDA GPUs are available')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert backends.libraries_of("attnmatrix_broken_adapter:Backend") == ()
+
+
 def test_the_recorder_needs_none(contexts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNMATRIX_DEVICE", "cpu")
     kits.run(make("kits.backends.torch_native:TorchNativeBackend", runner="eager"))
@@ -103,8 +122,16 @@ class Driver:
 def test_the_context_is_that_of_the_device(fails: str, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(fails)
     monkeypatch.setattr(opening.ctypes, "CDLL", lambda name: driver)
+
+    @contextmanager
+    def in_turn() -> Iterator[None]:
+        driver.calls.append("turn")
+        yield
+        driver.calls.append("next")
+
+    monkeypatch.setattr(opening, "in_turn", in_turn)
     opening.make_context()
-    assert driver.calls == calls
+    assert driver.calls == ["turn", *calls, "next"]
 
 
 def test_a_host_without_a_driver_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +179,22 @@ def test_contexts_are_made_one_after_the_other(holder: subprocess.Popen[str]) ->
     holder.kill()
     waiting.join(10.0)
     assert entered
+
+
+def test_a_child_does_not_keep_the_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a library has forked meanwhile lives on, with the same open file."""
+    monkeypatch.setattr(opening.tempfile, "gettempdir", lambda: str(tmp_path))
+    with opening.in_turn():
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        began = time.monotonic()
+        with opening.in_turn():
+            assert time.monotonic() - began < opening.PATIENCE / 2
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_nobody_waits_for_ever(holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:

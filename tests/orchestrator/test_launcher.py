@@ -68,6 +68,23 @@ def test_workers_that_never_were_are_no_restarts(run_here, tmp_path, monkeypatch
     assert ended.verdict.remarks == ["the launcher died; its workers were replaced"]
 
 
+def test_a_launcher_that_dies_again_and_again_ends_the_run(run_here, tmp_path, monkeypatch) -> None:
+    """What is reaped by then is not killed once more: its id may be another's."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "deadly.py").write_text("import os; os._exit(3)")
+    killed: list[int] = []
+
+    def kill_group(pid: int) -> None:
+        assert not processes.dead(pid) or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        killed.append(pid)
+
+    monkeypatch.setattr(processes, "kill_group", kill_group)
+    ended = run_here(passing(1), preload=("deadly", "pytest"))
+    assert str(ended.error).startswith("error O506: the launcher died 4 times")
+    assert len(killed) == len(set(killed)) == 4
+    assert ended.verdict.counts == {"not_run": 2}
+
+
 def test_a_supervisor_that_is_killed_leaves_no_launcher_that_imports(bench) -> None:
     """It would keep the folder locked."""
     suite = bench(passing(1))
@@ -184,9 +201,11 @@ def test_an_end_waits_for_no_import(crew_of, monkeypatch) -> None:
 
 
 def test_after_the_end_nobody_is_killed_by_an_id_that_may_be_anothers(crew_of, tmp_path, monkeypatch) -> None:
-    mine, worker = crew_of()
+    stay = "import orchestrator.worker, time\norchestrator.worker.main = lambda *_: time.sleep(600)"
+    mine, worker = crew_of(stay)
     (tmp_path / "go").touch()
     listen(mine, lambda: worker.pid)
+    assert worker.status is None
     mine.stop()
     killed: list[int] = []
     monkeypatch.setattr(processes, "kill_group", killed.append)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import py_compile
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,8 +69,11 @@ def test_python_is_left_alone_where_it_keeps_bytecode(torch_without_bytecode: Pa
     assert BYTECODE in cache_env({})
     py_compile.compile(str(torch_without_bytecode))
     assert BYTECODE not in cache_env({}), "it is there"
+    shutil.rmtree(torch_without_bytecode.parent / "__pycache__")
     torch_without_bytecode.unlink()
     assert BYTECODE not in cache_env({}), "another torch"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert BYTECODE not in cache_env({}), "none"
 
 
 def test_another_installation_has_other_bytecode(torch_without_bytecode: Path) -> None:
@@ -76,8 +81,16 @@ def test_another_installation_has_other_bytecode(torch_without_bytecode: Path) -
     before = cache_env({})
     assert cache_env({}) == before
     info = torch_without_bytecode.parents[2] / "torch-2.11.0.dist-info"
-    info.rename(info.with_name("torch-2.12.0.dist-info"))
-    assert cache_env({})[BYTECODE] != before[BYTECODE]
+    (info / "RECORD").write_text("torch/__init__.py,sha256=abc,0")
+    built_again = cache_env({})
+    info = info.rename(info.with_name("torch-2.12.0.dist-info"))
+    assert len({env[BYTECODE] for env in (before, built_again, cache_env({}))}) == 3
+
+
+def test_an_entry_of_the_path_that_cannot_be_read_is_passed_over(torch_without_bytecode: Path, monkeypatch) -> None:
+    before = cache_env({})
+    monkeypatch.syspath_prepend("a" * 5000)
+    assert cache_env({}) == before
 
 
 def test_importing_before_the_fork_touches_no_device_and_starts_no_thread() -> None:
@@ -97,10 +110,9 @@ done = []
 def patient():
     for _ in range(6000):
         if "kits.backends.triton" in sys.modules:
-            break
+            time.sleep(1)
+            return done.append("hashed")
         time.sleep(0.01)
-    time.sleep(1)
-    done.append("hashed")
 
 triton.runtime.cache.triton_key = patient
 import kits.preload
