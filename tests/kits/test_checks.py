@@ -177,7 +177,8 @@ def test_a_replay_is_looked_at_by_itself() -> None:
         kits.run(make("tests.kits.breakers:WritesForeignSlotWhenReplayed"))
 
 
-def test_an_eager_draft_is_looked_at_too() -> None:
+def test_an_eager_draft_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GraphRunner, "capture", lambda *_: pytest.fail("too late"))
     with pytest.raises(errors.KVIntegrityError, match=r"^eager draft: .* live request outside the batch"):
         kits.run(make("tests.kits.breakers:WritesForeignSlot", **DRAFT))
     with pytest.raises(errors.KitError, match=r"metadata\(\) shows my_"):
