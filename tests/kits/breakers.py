@@ -291,6 +291,16 @@ class NamesItsOwnWay(FA3Backend):
         return {f"my_{name}": value for name, value in super().metadata().items()}
 
 
+class ShowsNegativeLengths(FA3Backend):
+    """Of each draft step."""
+
+    def metadata(self) -> dict[str, Any]:
+        return {
+            name: value - 1000 if name.endswith(".cache_seqlens_int32") else value
+            for name, value in super().metadata().items()
+        }
+
+
 class ChoosesByCapturedLength(FA3Backend):
     """The kernel without a window is captured where no row of the capture is longer than the window."""
 
