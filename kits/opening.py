@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from kits.collecting import no_collection
 from kits.record import phase
 
@@ -58,8 +60,6 @@ def in_turn() -> Iterator[None]:
     The driver makes the contexts of processes that ask together no faster than one after the other, and all of them are
     there when the last one is. In turn, most are at work by then. Where no lock can be had, nobody waits.
     """
-    from filelock import FileLock, Timeout  # no matter of the recorder
-
     lock = FileLock(Path(tempfile.gettempdir()) / f"attnmatrix-context-{os.getuid()}.lock")
     with contextlib.suppress(NotImplementedError, OSError, Timeout):
         lock.acquire(timeout=PATIENCE, poll_interval=0.005)

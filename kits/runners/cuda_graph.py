@@ -124,13 +124,13 @@ class GraphSubtest:
                 warmed = self.runner.capture(size, requests)
             what = f"warm-up of {size}"
             with suite.notes.phase("integrity"):
-                _, found = settle(
+                _, warmed = settle(
                     suite.kv_integrity_check(before, requests, writes=self.writes_kv, what=what),
-                    seeing(dict(enumerate(warmed))),
+                    seeing(warmed),
                 )
             suite.notes.captures += self.runner.captured[size].graph.captures
             if suite.mode not in suite.backend.capabilities.fills_at_capture:
-                suite.compare(what, list(found.values()), requests, suite.mode, self.speculation)
+                suite.compare(what, warmed, requests, suite.mode, self.speculation)
             suite.world.free(requests)
 
     def _replay(self, step: Step, requests: Sequence[Request]) -> list[torch.Tensor]:
@@ -158,14 +158,14 @@ class GraphSubtest:
             outputs = self.runner.run(captured, requests)
             suite.notes.replays = sum(captured.graph.replays for captured in self.runner.captured.values())
         with suite.notes.phase("integrity"):
-            *_, found = settle(
+            *_, outputs = settle(
                 suite.kv_integrity_check(before, requests, padded=padded, writes=self.writes_kv, what=what),
                 input_check(self.runner.inputs(captured, requests), what),
                 self._returned_check(outputs),
                 self._seen_check(requests),
-                seeing(dict(enumerate(outputs))),
+                seeing(outputs),
             )
-        return list(found.values())
+        return outputs
 
     def _returned_check(self, outputs: Sequence[torch.Tensor]) -> Check[None]:
         """A replay leaves alone what the one before it returned, which is its caller's. ``outputs`` are its own."""

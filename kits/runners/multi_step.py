@@ -116,8 +116,8 @@ class MultiStepSubtest(GraphSubtest):
             by_layer[layer.index].append(result)
         outputs = [request_order(steps, len(own), draft) for steps in by_layer]
         with suite.notes.phase("integrity"):
-            _, found = settle(
+            _, outputs = settle(
                 suite.kv_integrity_check(before, own, writes=self.writes_kv, what="eager draft"),
-                seeing(dict(enumerate(outputs))),
+                seeing(outputs),
             )
-        return list(found.values())
+        return outputs

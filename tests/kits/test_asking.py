@@ -38,7 +38,7 @@ def equals(value: int, tensor: torch.Tensor) -> Check[str]:
 
 def test_checks_see_their_own_by_one_question(questions: list[Any]) -> None:
     one, two = torch.tensor(1), torch.tensor(2)
-    assert settle(equals(1, one), equals(2, two), seeing({"it": two})) == ["is 1", "is 2", {"it": two}]
+    assert settle(equals(1, one), equals(2, two), seeing([two])) == ["is 1", "is 2", [two]]
     assert len(questions) == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import kits
 from kits import errors
-from kits.asking import Check, settle
+from kits.asking import Check, seeing, settle
 from kits.invariants import metadata_check
 from kits.pools import KVGroup
 from kits.runners import common, cuda_graph
@@ -19,9 +19,9 @@ from kits.runners.graph import GraphRunner
 from tests.kits.subtests import CHAIN, make
 
 
-def blind(*_: Any, **__: Any) -> Check[None]:
-    """A check that wants to see nothing."""
-    yield {}
+def blind(*_: Any, **__: Any) -> Check[Any]:
+    """In the place of a check: it looks at nothing."""
+    return seeing(())
 
 
 V2 = {"mode": "DRAFT_EXTEND_V2", "prefix": (4, 7), "speculation": CHAIN, "dtype": "float16", "multiplier": 2}
